@@ -1,0 +1,172 @@
+"""What can go wrong, one type per remedy. Every message says what happened, with which value, and what to do.
+
+    raise NoCapacity(running=12, limit=12, retry_after_s=2.0)
+
+ArealError
+  ConfigError          the configuration cannot run as written            exit 2
+  BadRequest       400  the client's request is at fault
+    ContextOverflow      the prompt does not fit the model's context
+  InvalidKey       401  missing, wrong, ended or expired key
+  Forbidden        403  this key may not do that
+  NotFound         404  unknown interaction, response or session
+  Conflict         409  the key is being refreshed right now
+  BodyTooLarge     413
+  NoCapacity       429  staleness control: training has to catch up first
+  BackendError     502  worker or backend unreachable, or it answered nonsense
+  BackendTimeout   504
+  Unavailable      503  draining, or the store cannot write
+  StoreError       503  the store refused (disk full, wrong schema)
+  ProcessDied           a child process ended; carries its last log lines
+  ShapeError            arrays do not fit together
+  TrainingError         a step cannot be applied (NaN, no trainable token)
+
+The HTTP edge maps `status`, `code`, `retry_after_s` and `should_retry` to each protocol's error shape (web/app.py and
+proxy/dialects). A failed session is data, never a crash.
+"""
+
+from __future__ import annotations
+
+
+class ArealError(Exception):
+    """Root of all errors of areal. `status` is the HTTP status it becomes at the edge."""
+
+    status = 500
+    type = "server_error"  # OpenAI's error.type
+    code: str | None = None  # OpenAI's error.code
+    should_retry: bool | None = None  # becomes x-should-retry when set
+    retry_after_s: int | None = None  # becomes Retry-After (1..30)
+    param: str | None = None
+
+
+class ConfigError(ArealError):
+    """The configuration cannot run as written; the command ends with exit code 2 before anything starts."""
+
+
+class BadRequest(ArealError):
+    """The request is at fault. `param` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+    should_retry = False
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class ContextOverflow(BadRequest):
+    """The prompt alone fills the model's context."""
+
+    def __init__(self, tokens: int, maximum: int) -> None:
+        super().__init__(
+            f"prompt is too long: {tokens} tokens > {maximum} maximum; shorten the messages or serve a longer context",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+class InvalidKey(ArealError):
+    """Missing, wrong, ended or expired key."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+    should_retry = False
+
+    def __init__(self, reason: str = "") -> None:
+        detail = reason or "check the key; session keys come from POST /rl/start_session"
+        super().__init__(f"Invalid API key: {detail}")
+
+
+class Forbidden(ArealError):
+    """The key is good, but it may not do that."""
+
+    status = 403
+    type = "permission_error"
+    should_retry = False
+
+
+class NotFound(ArealError):
+    """No such interaction, response or session for this key."""
+
+    status = 404
+    type = "not_found_error"
+    should_retry = False
+
+
+class Conflict(ArealError):
+    """Something else is happening to this key right now. SDKs would retry a bare 409, so should_retry is False."""
+
+    status = 409
+    type = "conflict_error"
+    should_retry = False
+
+
+class BodyTooLarge(ArealError):
+    """The request body is larger than the configured limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    should_retry = False
+
+
+class NoCapacity(ArealError):
+    """All rollout slots are taken: new sessions wait until training catches up."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "no_capacity"
+    should_retry = True
+
+    def __init__(self, running: int, limit: int, retry_after_s: float = 2.0) -> None:
+        self.retry_after_s = max(1, min(30, round(retry_after_s)))
+        super().__init__(
+            f"no free slot: {running} of {limit} groups run or wait to be trained; retry in {self.retry_after_s} s, "
+            "end a session, or raise rollout.max_head_offpolicyness or rollout.max_concurrent_rollouts"
+        )
+
+
+class BackendError(ArealError):
+    """A worker or an inference backend is unreachable or answered something that is not an answer."""
+
+    status = 502
+    type = "server_error"
+    code = "backend_error"
+    should_retry = True
+
+
+class BackendTimeout(BackendError):
+    """A worker or a backend did not answer in time."""
+
+    status = 504
+    code = "backend_timeout"
+
+
+class Unavailable(ArealError):
+    """The service is draining or cannot take work now."""
+
+    status = 503
+    type = "server_error"
+    code = "unavailable"
+    should_retry = True
+    retry_after_s = 5
+
+
+class StoreError(Unavailable):
+    """The store refused: disk full, locked for too long, or written by another schema. Nothing was half written."""
+
+    code = "store_error"
+
+
+class ProcessDied(ArealError):
+    """A process of the run ended on its own. The message carries its last log lines."""
+
+
+class ShapeError(ArealError):
+    """Arrays do not fit together; a bug in the caller, named with both shapes."""
+
+
+class TrainingError(ArealError):
+    """A training step cannot be applied; the message names the sample and the remedy."""

@@ -1,0 +1,72 @@
+"""Messages <-> tokens: what the proxy needs to know of a model's text, and nothing of its weights.
+
+    prompt = renderer.render(call.messages, call.tools)                       # a new branch
+    prompt = renderer.extend(recorded, call.messages, call.tools)             # or the recorded ids + the new messages
+    parser = StreamParser(renderer.tokenizer, stop=("END",))                  # chat/stream_parser.py
+    for delta in parser.feed(chunk): ...
+
+Renderers: chat/renderer.py (Jinja chat templates with the token-exact bridge). No torch, no transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from areal.base.types import IntArray, Interaction, Message, Tool
+
+
+class Tokenizer(Protocol):
+    """Text <-> ids of one model. `encode` adds no BOS/EOS of its own but knows special tokens written as text."""
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]  # every id that ends a completion (generation_config may name several)
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes this token adds to the text; empty for special tokens (they are never shown to a client)."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """ids: what the backend gets. text: the same as text. parent: the interaction whose ids it extends, or None."""
+
+    ids: IntArray
+    text: str
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why a recorded conversation cannot be continued token-exactly: a short reason and where it first differs."""
+
+    reason: str
+    at_token: int = 0
+
+
+class Renderer(Protocol):
+    """Chat template + tokenizer of one model."""
+
+    tokenizer: Tokenizer
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> RenderedPrompt:
+        """Template with the generation prompt, tokenised once. Raises BadRequest with the template's own reason."""
+        ...
+
+    def extend(
+        self,
+        recorded: Interaction,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt | Mismatch:
+        """recorded.prompt_ids + recorded.completion.token_ids + only what the new messages add, verified against the
+        template; Mismatch where the template rewrites history (for example strips earlier reasoning)."""
+        ...

@@ -1,0 +1,66 @@
+"""What trains (`actor`, `ref`, `critic`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from areal.config.section import Section
+
+Dtype = Literal["float32", "bfloat16"]
+LrSchedule = Literal["constant", "linear", "cosine"]
+AlgorithmName = Literal["auto", "grpo", "ppo"]
+LossAggregation = Literal["token_mean", "sequence_mean"]
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(1e-6, gt=0)
+    """AdamW's learning rate at the top of the schedule. 1e-6 for billions of parameters, 2e-5 for the bundled 135M."""
+    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    lr_scheduler_type: LrSchedule = "constant"
+    """Shape after the warm-up, over total_train_steps."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up from 0."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Where linear and cosine end, as a part of lr."""
+    gradient_clipping: float = Field(1.0, gt=0)
+    """Largest global gradient norm; larger gradients are scaled down to it."""
+
+
+class ModelConfig(Section):
+    path: str = ""
+    """A folder with config.json and safetensors, a hub id, or the name of a bundled model (`smollm2-135m`)."""
+    backend: str = "fsdp:d1"
+    """Engine and its dimensions: `fsdp:d<N>` or `archon:d…t…p…c…e…`."""
+    dtype: Dtype = "float32"
+    """Of parameters and compute. bfloat16 halves memory; on CPUs without AMX it is slower."""
+
+
+class ActorConfig(ModelConfig):
+    optimizer: OptimizerConfig = OptimizerConfig()
+    algorithm: AlgorithmName = "auto"
+    """auto: group-relative (grpo) where gconfig.n_samples > 1, else ppo with batch-normalised advantages."""
+    eps_clip: float = Field(0.2, gt=0)
+    """The ratio to the proximal policy is clipped below 1 - eps_clip (and above 1 + eps_clip)."""
+    eps_clip_higher: float | None = Field(None, gt=0)
+    """A wider upper clip (DAPO's clip-higher); null = eps_clip."""
+    c_clip: float | None = Field(None, gt=1)
+    """Dual clip: the loss of a negative advantage is at most c_clip * |advantage|; null = off."""
+    use_decoupled_loss: bool = True
+    """Clip against the proximal policy, weight by proximal / behaviour; the right choice whenever lag > 0."""
+    behave_imp_weight_cap: float | None = Field(5.0, gt=0)
+    """Largest weight proximal / behaviour of one token; larger ones are truncated to it. null = no cap."""
+    loss_aggregation: LossAggregation = "token_mean"
+    """token_mean: over all trained tokens of the optimizer step. sequence_mean: over sessions, tokens averaged inside."""
+    mini_batch_size: int | None = Field(None, ge=1)
+    """Sequences per optimizer mini-batch; null = the whole batch makes one optimizer step."""
+    max_tokens_per_mb: int = Field(4096, ge=64)
+    """Token budget of one micro-batch (one forward and backward); bounds activation memory."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of one rank; 0 = half of the cores in an asynchronous run, all of them in a synchronous one."""

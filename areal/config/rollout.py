@@ -1,0 +1,105 @@
+"""What generates and who may start (`rollout`, `gconfig`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from areal.config.engine import Dtype
+from areal.config.section import Section
+
+AgentMode = Literal["inline", "subproc", "online"]
+StylesOfExport = Literal["individual", "concat"]
+StalePolicy = Literal["auto", "drop", "mask"]
+SamplingOwner = Literal["client", "policy"]
+RewardKey = Literal["session", "admin"]
+
+
+class AgentConfig(Section):
+    mode: AgentMode = "inline"
+    """inline: agents run in the rollout worker; subproc: in a process pool; online: they come over HTTP."""
+    path: str | None = None
+    """The agent that inline and subproc run, as `module:attribute`: an object with `async run(task, *, base_url, api_key)`."""
+    max_turns: int = Field(32, ge=1)
+    """Most model calls of one session that the service opened by itself (implicit sessions, own agents)."""
+    admin_api_key: str = Field("areal-admin-key", json_schema_extra={"secret": True})
+    """Opens start_session and export. The default works on loopback only."""
+    internal_token: str | None = Field(None, json_schema_extra={"secret": True})
+    """A key for agents that are configured once and never call start_session."""
+    gateway_host: str | None = None
+    """Address the gateway binds; null = loopback under the local scheduler, all interfaces elsewhere."""
+    gateway_port: int = Field(8090, ge=0, le=65535)
+    """0 = a free one, printed at start."""
+    refresh_timeout_seconds: float = Field(120.0, gt=0)
+    """How long a refresh waits for a free slot before it answers 429."""
+    session_timeout_seconds: float = Field(3600.0, gt=0)
+    """A session idle for this long is ended as expired; a request in flight is not idle."""
+    reward_grace_seconds: float = Field(0.0, ge=0)
+    """How long an ended session still takes rewards, for late verifiers."""
+    reward_key: RewardKey = "session"
+    """Which key may call set_reward."""
+    turn_discount: float = Field(1.0, ge=0, le=1)
+    """R_i = r_i + turn_discount * R_next along a conversation."""
+    export_style: StylesOfExport = "individual"
+    """Training rows: one per interaction, or one per conversation branch."""
+    sampling: SamplingOwner = "client"
+    """Whose sampling parameters hold where a client names some."""
+    max_body_bytes: int = Field(32 * 2**20, ge=1024)
+    """Largest request body, also after decompression."""
+
+
+class NativeConfig(Section):
+    dtype: Dtype = "float32"
+    """Of the served weights; the same as actor.dtype unless you want a faster, less exact sampler."""
+    max_batch: int = Field(64, ge=1)
+    """Most sequences decoded together."""
+    max_context: int = Field(2048, ge=64)
+    """Longest prompt + output, in tokens; also bounded by the model."""
+    kv_tokens: int = Field(65536, ge=256)
+    """Tokens the KV cache holds over all sequences."""
+    prefill_chunk: int = Field(512, ge=16)
+    """Prompt tokens computed per engine step, so that a long prompt does not stop the others."""
+    prefix_reuse: bool = True
+    """Keep the KV of finished turns and shared prompts for reuse under the same weights."""
+    threads: int = Field(0, ge=0)
+    """CPU threads; 0 = half of the cores in an asynchronous run, all of them in a synchronous one."""
+    deterministic: bool = False
+    """Fix the batch composition so that a run repeats bit for bit (slower; used by tests)."""
+
+
+class ScriptedConfig(Section):
+    path: str = ""
+    """JSONL of fixed generations, see docs/scripted.md."""
+
+
+class RolloutConfig(Section):
+    backend: str = "native:d1"
+    """What generates, and how many servers: `native:d<N>`, `scripted:d<N>`, `sglang:d<N>`, `vllm:d<N>`."""
+    workers: int = Field(1, ge=1)
+    """Rollout worker processes; each serves sessions and runs agents."""
+    max_concurrent_rollouts: int = Field(64, ge=1)
+    """Most groups running at once."""
+    queue_size: int | None = Field(None, ge=1)
+    """Most finished groups waiting to be trained; null = as many as the lag allows."""
+    max_head_offpolicyness: int = Field(2, ge=0)
+    """Most versions a trained token may be behind the weights being trained. 0 = synchronous."""
+    stale_tokens: StalePolicy = "auto"
+    """What happens to tokens older than that: drop the session, or mask the tokens; auto = mask online, drop elsewhere."""
+    group_timeout_seconds: float = Field(3600.0, gt=0)
+    """A group not complete by then is trained with its survivors (>= 2), or dropped."""
+    agent: AgentConfig = AgentConfig()
+    native: NativeConfig = NativeConfig()
+    scripted: ScriptedConfig = ScriptedConfig()
+
+
+class GenerationConfig(Section):
+    n_samples: int = Field(1, ge=1)
+    """Sessions per group: how many times each task id is tried and compared."""
+    temperature: float = Field(1.0, ge=0, le=2)
+    """Where the client names none."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    """0 = off."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Output limit where the client names none; null = to the end of the context."""

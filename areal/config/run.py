@@ -1,0 +1,76 @@
+"""The whole tree: what a YAML file and its overrides become (`RunConfig`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from areal.config.cluster import ClusterConfig, SchedulerConfig
+from areal.config.engine import ActorConfig, ModelConfig
+from areal.config.rollout import GenerationConfig, RolloutConfig
+from areal.config.section import Section
+from areal.config.upstream import ApiGatewayConfig, ModelRoutingConfig
+
+RecoverMode = Literal["auto", "off"]
+TransferName = Literal["shared_memory", "disk"]
+
+
+class DatasetConfig(Section):
+    batch_size: int = Field(8, ge=1)
+    """Groups per training step."""
+    path: str | None = None
+    """JSONL of tasks for inline and subproc agents; online agents bring their own."""
+    shuffle: bool = True
+
+
+class SaverConfig(Section):
+    freq_steps: int | None = Field(None, ge=1)
+    """Save a safetensors checkpoint every so many steps; null = only at the end."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints to keep."""
+
+
+class RecoverConfig(Section):
+    mode: RecoverMode = "auto"
+    """auto: a run folder that holds a checkpoint is resumed; off: an existing run is refused."""
+
+
+class EvaluatorConfig(Section):
+    freq_steps: int | None = Field(None, ge=1)
+    """Run evaluation sessions every so many steps; null = never by itself."""
+
+
+class StatsLoggerConfig(Section):
+    log_dir: str | None = None
+    """Folder of train.log, gateway.log, metrics.jsonl; null = `logs/` of the run folder."""
+    log_interval: int = Field(1, ge=1)
+    """Steps between [throughput] lines."""
+
+
+class WeightsConfig(Section):
+    transfer: TransferName = "shared_memory"
+    """How weights travel to the inference servers of this host."""
+
+
+class RunConfig(Section):
+    experiment_name: str = "areal"
+    trial_name: str = "trial"
+    seed: int = 1
+    total_train_epochs: int = Field(1, ge=1)
+    total_train_steps: int = Field(100, ge=1)
+    cluster: ClusterConfig = ClusterConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    actor: ActorConfig = ActorConfig()
+    ref: ModelConfig | None = None
+    critic: ModelConfig | None = None
+    rollout: RolloutConfig = RolloutConfig()
+    gconfig: GenerationConfig = GenerationConfig()
+    train_dataset: DatasetConfig = DatasetConfig()
+    saver: SaverConfig = SaverConfig()
+    recover: RecoverConfig = RecoverConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    stats_logger: StatsLoggerConfig = StatsLoggerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    api_gateway: ApiGatewayConfig | None = None
+    model_routing: ModelRoutingConfig | None = None

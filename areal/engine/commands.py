@@ -1,0 +1,131 @@
+"""What the controller says to a rank, and what comes back: few typed messages, msgspec frames, never method names.
+
+    frame = encode(TrainStep(request=7, rows=rows, step=3))
+    command = decode_command(frame)
+
+Every link begins with Hello (protocol version and run token, compared in constant time). A reply carries the request's
+number; Failed carries a sentence. Token arrays travel as raw little-endian bytes (int32 / float32 / bool).
+Used by engine/client.py (controller) and engine/worker.py (rank).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One training row of length n: ids i4[n], trained ?[n], and f4[n] each of behaviour log-probs, advantages,
+    temperatures; versions i4[n]. `sequence` numbers the session inside the batch (rows of one session share it)."""
+
+    session_id: str
+    sequence: int
+    ids: bytes
+    trained: bytes
+    logprobs: bytes
+    versions: bytes
+    temperatures: bytes
+    advantages: bytes = b""
+    proximal: bytes = b""  # f4[n]; empty = the rank takes its own log-probs at the start of the step
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    protocol: int
+    token: str
+
+
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """Compute the current policy's log-probs of every trained token (the proximal policy)."""
+
+    request: int
+    rows: list[Row]
+
+
+class TrainStep(msgspec.Struct, frozen=True, tag=True):
+    """One training step: mini-batches, backward, clip, optimizer step(s). current_version: label being trained."""
+
+    request: int
+    rows: list[Row]
+    step: int
+    current_version: int
+
+
+class Publish(msgspec.Struct, frozen=True, tag=True):
+    """Hand the current weights to the transfer under this version label."""
+
+    request: int
+    version: int
+    retire: list[int] = []
+
+
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """Write a checkpoint folder (complete or not at all). full: with optimizer, schedule and RNG, for recovery."""
+
+    request: int
+    path: str
+    step: int
+    full: bool
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    request: int
+    path: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    request: int
+
+
+class Scored(msgspec.Struct, frozen=True, tag=True):
+    request: int
+    logprobs: list[bytes]  # f4[n] per row
+
+
+class Stepped(msgspec.Struct, frozen=True, tag=True):
+    """stats: loss, grad_norm, lr, entropy, clip_ratio, trained_tokens, computed_tokens, logprob_gap_max (over tokens
+    whose version is the current one; NaN-free, 0 when there is none), logprob_gap_tokens, seconds, ..."""
+
+    request: int
+    stats: dict[str, float]
+
+
+class Published(msgspec.Struct, frozen=True, tag=True):
+    request: int
+    manifest: dict[str, Any]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    request: int
+    info: dict[str, Any] = {}
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """kind: the ArealError class name to raise on the controller's side."""
+
+    request: int
+    kind: str
+    message: str
+
+
+Command = Hello | Score | TrainStep | Publish | Save | Restore | Stop
+Reply = Scored | Stepped | Published | Done | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+_replies = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Command | Reply) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_command(frame: bytes) -> Command:
+    """Raises msgspec.ValidationError for anything that is not one of ours."""
+    return _commands.decode(frame)
+
+
+def decode_reply(frame: bytes) -> Reply:
+    return _replies.decode(frame)

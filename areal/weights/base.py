@@ -1,0 +1,36 @@
+"""How a version travels from the ranks to the backends of a run. Source on the training side, Sink on the serving side.
+
+    manifest = source.publish(named_tensors, version)      # in the rank
+    tensors = sink.receive(manifest)                       # in the server; verified before anything is swapped
+    source.retire(older_version)
+
+A manifest is a small JSON object: {"transfer": name, "version": int, "path": str, "sha256"/"checksum": str, ...}. Names are
+Hugging Face parameter names, tied weights once. Transfers: table in weights/__init__.py (shared_memory, disk).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+
+class Source(Protocol):
+    """Publishes one set of weights at a time; complete or not at all (write aside, rename)."""
+
+    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> dict[str, Any]:
+        """Returns the manifest. Raises OSError with the path when the medium is full; the former version stays."""
+        ...
+
+    def retire(self, version: int) -> None:
+        """Free what `publish(version)` wrote; unknown versions are ignored."""
+        ...
+
+
+class Sink(Protocol):
+    """Receives what a Source published."""
+
+    def receive(self, manifest: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Name -> tensor, complete and checked against the manifest. Raises BackendError naming what differs."""
+        ...
