@@ -60,6 +60,7 @@ class ContextOverflow(BadRequest):
     """The prompt alone fills the model's context."""
 
     def __init__(self, tokens: int, maximum: int) -> None:
+        self.tokens, self.maximum = tokens, maximum
         super().__init__(
             f"prompt is too long: {tokens} tokens > {maximum} maximum; shorten the messages or serve a longer context",
             param="messages",

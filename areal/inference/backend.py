@@ -1,8 +1,9 @@
 """What generates: token ids in, tokens with log-probs and versions out, streamed. One Protocol, one table.
 
     backend = connect("native", url="http://127.0.0.1:31000", token=run_token)
-    async for chunk in backend.generate(request):
-        ...
+    async with aclosing(backend.generate(request)) as chunks:       # contextlib: leaving the block closes the stream
+        async for chunk in chunks:
+            ...
 
 The wire has the shape of vLLM's /inference/v1/generate (docs/architecture.md, "Inference wire"). Closing the iterator
 early aborts the request on the server. Errors: BackendError, BackendTimeout, ContextOverflow. No torch here.
@@ -10,7 +11,7 @@ early aborts the request on the server. Errors: BackendError, BackendTimeout, Co
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ class BackendHealth:
 class Backend(Protocol):
     """A client of one inference server. Safe to use from many tasks of one event loop."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as tokens are sampled; the last one has a finish_reason. While the server is paused for new weights
         the stream waits and then goes on from the partial tokens under the new version."""
         ...
