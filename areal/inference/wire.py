@@ -1,0 +1,314 @@
+"""The inference wire: what stands in the bodies between a proxy and an inference server, both directions.
+
+    body = encode_request(request)                     # client -> server: POST /inference/v1/generate
+    request = decode_request(body)                     # server
+    yield encode_chunk(chunk)                          # server -> client: one Server-Sent Event
+    chunk = decode_chunk(event.data)                   # client; raises what the server said went wrong
+
+The shape is that of vLLM's /inference/v1/generate (docs/architecture.md, "Inference wire"). JSON has no infinity: a
+candidate of probability 0 has logprob null on the wire and -inf outside it. Client: client.py. Server: app.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from areal.base.errors import (
+    ArealError,
+    BackendError,
+    BackendTimeout,
+    BadRequest,
+    ContextOverflow,
+    NotFound,
+    Unavailable,
+)
+from areal.base.types import FinishReason, GenerateRequest, SamplingParams, TokenChunk
+from areal.inference.backend import BackendHealth
+
+PROTOCOL = 1  # of this wire; both ends compare it before anything else is said
+GENERATE_PATH = "/inference/v1/generate"
+PING = b": ping\n\n"
+DONE_DATA = "[DONE]"
+DONE = b"data: [DONE]\n\n"
+CONTEXT_OVERFLOW = "context_length_exceeded"
+
+
+class SamplingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`seed` is GenerateRequest.rng_seed. `logprobs`: top candidates wanted per token, 0 = only the sampled one."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int = 0
+
+
+class GenerateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    request_id: str
+    session_id: str
+    token_ids: list[int]
+    sampling_params: SamplingBody
+    stream: bool = True
+    prompt_text: str = ""
+
+
+class ChunkBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    token_ids: list[int]
+    logprobs: list[float]
+    weight_versions: list[int]
+    kept_mass: list[float]
+    finish_reason: FinishReason | None
+    top: list[list[tuple[int, float | None]]] = []
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`tokens` and `maximum` go with code context_length_exceeded."""
+
+    message: str
+    code: str = "backend_error"
+    tokens: int = 0
+    maximum: int = 0
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class HealthBody(msgspec.Struct, frozen=True):
+    protocol: int
+    model: str
+    version: int
+    max_context: int
+    running: int
+    waiting: int
+    kv_tokens_free: int
+
+
+class LoadWeightsBody(msgspec.Struct, frozen=True):
+    version: int
+    manifest: dict[str, Any]
+
+
+class VersionBody(msgspec.Struct, frozen=True):
+    version: int
+
+
+class _EventBody(msgspec.Struct, frozen=True):
+    """What one event may hold: a chunk, or `error` alone."""
+
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    weight_versions: list[int] = []
+    kept_mass: list[float] = []
+    finish_reason: FinishReason | None = None
+    top: list[list[tuple[int, float | None]]] = []
+    error: ErrorDetail | None = None
+
+
+_requests = msgspec.json.Decoder(GenerateBody)
+_events = msgspec.json.Decoder(_EventBody)
+_errors = msgspec.json.Decoder(ErrorBody)
+_health = msgspec.json.Decoder(HealthBody)
+_loads = msgspec.json.Decoder(LoadWeightsBody)
+_encoder = msgspec.json.Encoder()
+
+
+def encode_request(request: GenerateRequest) -> bytes:
+    """The body of a generate call. Raises ValueError if max_tokens or temperature is None: the proxy fills them."""
+    sampling = request.sampling
+    if sampling.max_tokens is None or sampling.temperature is None:
+        raise ValueError(
+            f"request {request.request_id}: max_tokens and temperature must be set before a backend is asked"
+        )
+    return _encoder.encode(
+        GenerateBody(
+            request_id=request.request_id,
+            session_id=request.session_id,
+            token_ids=request.prompt_ids.tolist(),
+            sampling_params=SamplingBody(
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_p=1.0 if sampling.top_p is None else sampling.top_p,
+                top_k=sampling.top_k or 0,
+                seed=request.rng_seed,
+                stop_token_ids=sampling.stop_token_ids,
+                logprobs=sampling.top_logprobs,
+            ),
+            prompt_text=request.prompt_text,
+        )
+    )
+
+
+def decode_request(body: bytes) -> GenerateRequest:
+    """The request a server has to answer. Raises BadRequest naming the field that is wrong."""
+    try:
+        said = _requests.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"not a generate request: {error}") from error
+    if not said.stream:
+        raise BadRequest("this server streams only; send stream: true", param="stream")
+    if not said.token_ids:
+        raise BadRequest("token_ids is empty; a prompt has at least one token", param="token_ids")
+    wanted = said.sampling_params
+    if wanted.max_tokens < 1:
+        raise BadRequest(f"max_tokens is {wanted.max_tokens}; ask for at least 1", param="max_tokens")
+    try:
+        prompt_ids = np.array(said.token_ids, dtype=np.int32)
+    except OverflowError as error:
+        raise BadRequest(f"token_ids holds a number that is no token id: {error}", param="token_ids") from error
+    return GenerateRequest(
+        request_id=said.request_id,
+        session_id=said.session_id,
+        prompt_ids=prompt_ids,
+        sampling=SamplingParams(
+            max_tokens=wanted.max_tokens,
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            top_k=wanted.top_k,
+            seed=wanted.seed,
+            stop_token_ids=wanted.stop_token_ids,
+            top_logprobs=wanted.logprobs,
+        ),
+        rng_seed=wanted.seed,
+        prompt_text=said.prompt_text,
+    )
+
+
+def encode_chunk(chunk: TokenChunk) -> bytes:
+    """One Server-Sent Event."""
+    top = [[(token, value if math.isfinite(value) else None) for token, value in row] for row in chunk.top]
+    body = ChunkBody(
+        token_ids=chunk.token_ids.tolist(),
+        logprobs=chunk.logprobs.tolist(),
+        weight_versions=chunk.versions.tolist(),
+        kept_mass=chunk.kept_mass.tolist(),
+        finish_reason=chunk.finish_reason,
+        top=top,
+    )
+    return b"data: " + _encoder.encode(body) + b"\n\n"
+
+
+def decode_chunk(data: str | bytes) -> TokenChunk:
+    """The chunk in one event's data. Raises the server's own error, or BackendError if the event makes no sense."""
+    try:
+        said = _events.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BackendError(f"the inference server sent an event that is no chunk: {error}") from error
+    if said.error is not None:
+        raise to_exception(502, said.error)
+    count = len(said.token_ids)
+    lengths = (count, len(said.logprobs), len(said.weight_versions), len(said.kept_mass))
+    if len(set(lengths)) != 1 or (said.top and len(said.top) != count):
+        raise BackendError(
+            f"the inference server sent {lengths[0]} token ids, {lengths[1]} logprobs, {lengths[2]} versions, "
+            f"{lengths[3]} kept masses and {len(said.top)} candidate lists in one chunk; they must be equally many"
+        )
+    return TokenChunk(
+        token_ids=np.array(said.token_ids, dtype=np.int32),
+        logprobs=np.array(said.logprobs, dtype=np.float32),
+        versions=np.array(said.weight_versions, dtype=np.int32),
+        kept_mass=np.array(said.kept_mass, dtype=np.float32),
+        top=tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in said.top),
+        finish_reason=said.finish_reason,
+    )
+
+
+def encode_error(error: ArealError) -> bytes:
+    """The JSON body of a failure; as an event after the first chunk, `b"data: " + encode_error(e) + b"\\n\\n"`."""
+    detail = ErrorDetail(
+        message=str(error),
+        code=error.code or error.type,
+        tokens=error.tokens if isinstance(error, ContextOverflow) else 0,
+        maximum=error.maximum if isinstance(error, ContextOverflow) else 0,
+    )
+    return _encoder.encode(ErrorBody(detail))
+
+
+def decode_error(status: int, body: bytes) -> ArealError:
+    """The exception that a status other than 200 stands for, whatever its body is."""
+    try:
+        detail = _errors.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        detail = ErrorDetail(message=body[:300].decode("utf-8", "replace") or "(no body)")
+    return to_exception(status, detail)
+
+
+def to_exception(status: int, detail: ErrorDetail) -> ArealError:
+    """A type per remedy: what the client asked wrongly is a BadRequest, all else is the backend's."""
+    if detail.code == CONTEXT_OVERFLOW:
+        return ContextOverflow(detail.tokens, detail.maximum)
+    if status == 400:
+        return BadRequest(detail.message, code=detail.code)
+    if detail.code == BackendTimeout.code:
+        return BackendTimeout(detail.message)
+    if status == 401:
+        return BackendError("the inference server refused the run token; was it started by another run?")
+    if status == 404:
+        return NotFound(detail.message)
+    if status == Unavailable.status or detail.code == Unavailable.code:
+        return Unavailable(detail.message)
+    return BackendError(f"the inference server answered {status}: {detail.message}")
+
+
+def encode_health(health: BackendHealth) -> bytes:
+    return _encoder.encode(
+        HealthBody(
+            protocol=PROTOCOL,
+            model=health.model,
+            version=health.version,
+            max_context=health.max_context,
+            running=health.running,
+            waiting=health.waiting,
+            kv_tokens_free=health.kv_tokens_free,
+        )
+    )
+
+
+def decode_health(body: bytes) -> BackendHealth:
+    """Raises BackendError when the server speaks another protocol."""
+    try:
+        said = _health.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BackendError(f"this is no inference server, its /health makes no sense: {error}") from error
+    if said.protocol != PROTOCOL:
+        raise BackendError(
+            f"the inference server speaks protocol {said.protocol}, this process {PROTOCOL}; run one version of areal"
+        )
+    return BackendHealth(
+        model=said.model,
+        version=said.version,
+        max_context=said.max_context,
+        running=said.running,
+        waiting=said.waiting,
+        kv_tokens_free=said.kv_tokens_free,
+    )
+
+
+def encode_load_weights(manifest: dict[str, Any], version: int) -> bytes:
+    return _encoder.encode(LoadWeightsBody(version=version, manifest=manifest))
+
+
+def decode_load_weights(body: bytes) -> LoadWeightsBody:
+    """Raises BadRequest."""
+    try:
+        return _loads.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"not a load_weights request: {error}") from error
+
+
+def encode_version(version: int) -> bytes:
+    return _encoder.encode(VersionBody(version))
+
+
+def decode_version(body: bytes) -> int:
+    """Raises BackendError."""
+    try:
+        return msgspec.json.decode(body, type=VersionBody).version
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BackendError(f"load_weights answered something that is no version: {error}") from error
