@@ -37,8 +37,14 @@ class RecoverConfig(Section):
 
 
 class EvaluatorConfig(Section):
+    path: str | None = None
+    """JSONL of held-out tasks, tried once each before the first and after the last step; null = no evaluation."""
+    agent: str | None = None
+    """The agent that tries them, as `module:attribute`; null = rollout.agent.path."""
     freq_steps: int | None = Field(None, ge=1)
-    """Run evaluation sessions every so many steps; null = never by itself."""
+    """Also every so many steps; null = only before and after."""
+    temperature: float = Field(0.0, ge=0, le=2)
+    """Of evaluation sessions whose client names none; 0 = greedy, so that a rise is a real one."""
 
 
 class StatsLoggerConfig(Section):
