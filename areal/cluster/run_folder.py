@@ -1,0 +1,58 @@
+"""The folder of one run: one documented layout (docs/architecture.md), everything in it 0700/0600.
+
+    folder = RunFolder.of(config.cluster.fileroot, "my-exp", "trial-0")       # or RunFolder(Path("./checkpoints/run_001"), …)
+    folder.create()
+    folder.logs / "train.log", folder.store_url, folder.signing_key
+
+The lock (one run at a time) is the scheduler's. Names from configs become file names only through base/names.safe_name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal.base.errors import ConfigError
+from areal.base.names import safe_name
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """root: of this run. fileroot: of all runs; the signing key lies there and outlives a run. logs: may lie elsewhere."""
+
+    root: Path
+    fileroot: Path
+    logs: Path
+
+    @classmethod
+    def of(cls, fileroot: str, experiment: str, trial: str, output_dir: str | None, log_dir: str | None) -> RunFolder:
+        """Paths are relative to the working directory; output_dir replaces <fileroot>/<experiment>/<trial>."""
+        base = Path(fileroot).absolute()
+        root = Path(output_dir).absolute() if output_dir else base / safe_name(experiment) / safe_name(trial)
+        return cls(root, base, Path(log_dir).absolute() if log_dir else root / "logs")
+
+    def create(self) -> None:
+        """Make the folders. Raises ConfigError naming the one that cannot be made."""
+        for folder in (self.fileroot, self.root, self.processes, self.checkpoints, self.logs):
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot make {folder}: {error.strerror}; choose cluster.fileroot or --output-dir where you may write"
+                ) from error
+
+    @property
+    def processes(self) -> Path:
+        return self.root / "processes"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def store_url(self) -> str:
+        return f"sqlite:///{self.root / 'store.sqlite'}"
+
+    @property
+    def signing_key(self) -> Path:
+        return self.fileroot / "signing.key"
