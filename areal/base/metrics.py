@@ -1,0 +1,170 @@
+"""Metrics: declared once, written as one JSON object per step, read back as curves over one timeline.
+
+    LOSS = declare("train/loss", "mean", "objective of the step, per trained token")
+    with MetricsFile(log_dir / "metrics.jsonl", run_id) as metrics:
+        metrics.write(118, {"train/loss": 0.421})
+    read_metrics(log_dir / "metrics.jsonl").series("train/loss").values
+
+A name is `part/what[_unit]`; an undeclared one raises. What is not finite is written as null, so every line is JSON.
+After a resume the file holds some steps twice: the reader keeps, per step, what the later opening wrote, and forgets the
+steps that the lost timeline had reached beyond (T096). One writer per file. Used by train.py, tools/plot_metrics.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+Combine = Literal["mean", "sum", "max", "min", "last"]
+_NAME = re.compile(r"[a-z][a-z0-9_]*/[a-z][a-z0-9_./]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """combine: how values of several ranks or micro-batches become one."""
+
+    name: str
+    combine: Combine
+    description: str
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def declare(name: str, combine: Combine, description: str) -> str:
+    """Make a metric known; returns its name. A second, different declaration of the same name raises ValueError."""
+    metric = Metric(name, combine, description)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"metric name {name!r} must look like part/what_unit")
+    if METRICS.setdefault(name, metric) != metric:
+        raise ValueError(f"metric {name} is declared twice, as {METRICS[name]} and {metric}")
+    return name
+
+
+def combine(name: str, values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """One value of several, as declared; weights (for example tokens) matter to `mean` only. NaN of nothing."""
+    how = _declared(name).combine
+    if not values:
+        return math.nan
+    if how == "mean":
+        weights = weights if weights is not None else [1.0] * len(values)
+        total = math.fsum(weights)
+        return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / total if total else math.nan
+    if how == "sum":
+        return math.fsum(values)
+    return max(values) if how == "max" else min(values) if how == "min" else values[-1]
+
+
+class MetricsFile:
+    """Appends rows `{"run_id", "opening", "step", "time", "<name>": number | null, …}`; one per call, flushed."""
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600), "a+b", buffering=0)
+        self._run_id = run_id
+        self._opening = secrets.token_hex(4)
+        if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
+            self._file.write(b"\n")  # a crash cut the last row; it must not swallow ours
+
+    def write(self, step: int, values: Mapping[str, float | int | None]) -> None:
+        """Append what is known of a step; later writes of the same step add to it or replace single values."""
+        row: dict[str, Any] = {"run_id": self._run_id, "opening": self._opening, "step": int(step)}
+        row["time"] = round(time.time(), 3)
+        for name, value in values.items():
+            _declared(name)
+            row[name] = _number(value)
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve: steps strictly increasing, one value each; NaN where nothing finite was logged."""
+
+    name: str
+    steps: list[int]
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsTable:
+    """What a metrics.jsonl says about one timeline. rows: step -> name -> value. unreadable: lines that are no rows."""
+
+    rows: dict[int, dict[str, float]]
+    unreadable: int = 0
+
+    def names(self) -> list[str]:
+        """Metrics with at least one row, sorted."""
+        return sorted({name for row in self.rows.values() for name in row})
+
+    def series(self, name: str) -> Series:
+        steps = [step for step in sorted(self.rows) if name in self.rows[step]]
+        return Series(name, steps, [self.rows[step][name] for step in steps])
+
+
+def read_metrics(path: Path) -> MetricsTable:
+    """Read a file, also while it is being written. Raises OSError if there is none."""
+    rows: dict[int, dict[str, float]] = {}
+    unreadable = 0
+    opening: object = None
+    for line in path.read_bytes().splitlines():
+        if not line.strip():
+            continue
+        row = _row(line)
+        if row is None:
+            unreadable += 1
+            continue
+        step = row["step"]
+        if opening is not None and opening != (row.get("run_id"), row.get("opening")):
+            rows = {earlier: values for earlier, values in rows.items() if earlier < step}
+        opening = (row.get("run_id"), row.get("opening"))
+        values = {name: _finite(value) for name, value in row.items() if name not in _NOT_METRICS}
+        rows.setdefault(step, {}).update(values)
+    return MetricsTable(rows, unreadable)
+
+
+_NOT_METRICS = frozenset({"run_id", "opening", "step", "time"})
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:  # a row cut by a crash
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _declared(name: str) -> Metric:
+    if name not in METRICS:
+        raise KeyError(f"metric {name!r} is not declared; add declare({name!r}, …) where it is computed")
+    return METRICS[name]
+
+
+def _number(value: Any) -> float | int | None:
+    if value is None:
+        return None
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, int):
+        return int(number)
+    return float(number) if math.isfinite(number) else None
+
+
+def _finite(value: Any) -> float:
+    number = float(value) if isinstance(value, int | float) else math.nan
+    return number if math.isfinite(number) else math.nan
