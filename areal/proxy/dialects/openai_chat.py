@@ -1,0 +1,307 @@
+"""OpenAI Chat Completions: JSON <-> ModelCall, Answer and events.
+
+    call = OpenAIChat().parse({"messages": [{"role": "user", "content": "2+2?"}]}, headers)
+
+Every field of the public schema is honoured, ignored because it changes no token (user, metadata, store, service_tier,
+reasoning_effort ...), or refused with a sentence because it would change the distribution that is recorded
+(penalties, logit_bias) or cannot be kept yet (forced tools, JSON formats, n > 16, images, audio). Unknown fields are
+ignored and logged once. Text parts are joined with a newline. Excluded candidates have log-probability -9999.
+Messages are read in openai_messages.py. Pure translation; used by app.py through the Dialect protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from areal.base.errors import ArealError, BadRequest
+from areal.base.types import ModelCall, SamplingParams
+from areal.proxy.dialects import fields
+from areal.proxy.dialects.base import (
+    LOGPROB_FLOOR,
+    Answer,
+    Choice,
+    ChoiceEnded,
+    Done,
+    Event,
+    Failed,
+    Piece,
+    Started,
+    StreamEncoder,
+    TokenLogprob,
+)
+from areal.proxy.dialects.fields import JsonObject
+from areal.proxy.dialects.openai_messages import parse_messages, parse_tools
+
+_log = logging.getLogger("areal.proxy")
+
+MAX_CHOICES = 16
+NEUTRAL_ONLY = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0}
+# fmt: off
+KNOWN = frozenset({  # the first lines are honoured, the others ignored or refused below
+    "messages", "model", "tools", "tool_choice", "temperature", "top_p", "top_k", "max_tokens",
+    "max_completion_tokens", "stop", "stop_token_ids", "seed", "n", "logprobs", "top_logprobs", "stream",
+    "stream_options", "chat_template_kwargs", "response_format",
+    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity",
+    "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "prediction", "audio", "modalities",
+    "functions", "function_call", "web_search_options", "logit_bias", "chat_template", "extra_body",
+    *NEUTRAL_ONLY,
+})
+# fmt: on
+
+
+class OpenAIChat:
+    """The `/chat/completions` dialect."""
+
+    name = "openai_chat"
+    id_prefix = "chatcmpl-"
+    routes: tuple[str, ...] = ("/chat/completions",)
+
+    def __init__(self) -> None:
+        self._unknown_seen: set[str] = set()
+
+    def parse(self, body: Any, headers: Mapping[str, str]) -> ModelCall:
+        if not isinstance(body, dict):
+            raise BadRequest("the request body must be a JSON object with `messages`", code="invalid_json")
+        self._note_unknown(body)
+        _refuse_what_cannot_be_kept(body)
+        return ModelCall(
+            messages=parse_messages(body),
+            tools=_allowed_tools(body),
+            sampling=_sampling(body),
+            stream=fields.flag(body, "stream"),
+            model=fields.text(body, "model", "default"),
+            n=fields.integer(body, "n", low=1, high=MAX_CHOICES) or 1,
+            include_usage=_include_usage(body),
+            template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
+            retry_count=_retry_count(headers),
+        )
+
+    def format(self, answer: Answer, call: ModelCall) -> dict[str, Any]:
+        return {
+            "id": answer.id,
+            "object": "chat.completion",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [_format_choice(choice, call) for choice in answer.choices],
+            "usage": _usage(answer),
+        }
+
+    def stream(self, call: ModelCall) -> StreamEncoder:
+        return _ChunkEncoder(call)
+
+    def error_body(self, error: ArealError) -> dict[str, Any]:
+        return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+    def _note_unknown(self, body: JsonObject) -> None:
+        for key in body.keys() - KNOWN - self._unknown_seen:
+            if len(self._unknown_seen) < 256:  # a client may invent names without end
+                self._unknown_seen.add(key)
+                _log.warning("chat completions: unknown field %s is ignored (said once)", fields.shown(key))
+
+
+class _ChunkEncoder:
+    """Events -> `chat.completion.chunk` lines: role first, deltas, finish_reason, usage if asked for, [DONE]."""
+
+    ping = b": ping\n\n"
+
+    def __init__(self, call: ModelCall) -> None:
+        self._call = call
+        self._head: dict[str, Any] = {}
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Started(answer):
+                self._head = {"id": answer.id, "object": "chat.completion.chunk", "created": answer.created}
+                self._head["model"] = answer.model
+                role = {"role": "assistant", "content": ""}
+                return b"".join(self._chunk(index, role) for index in range(self._call.n))
+            case Piece():
+                return self._piece(event)
+            case ChoiceEnded(choice):
+                return self._chunk(choice.index, {}, finish_reason=choice.finish_reason)
+            case Done(answer):
+                usage = (
+                    _sse({**self._head, "choices": [], "usage": _usage(answer)}) if self._call.include_usage else b""
+                )
+                return usage + b"data: [DONE]\n\n"
+            case Failed(error):
+                body = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
+                return _sse({"error": body})
+
+    def _piece(self, piece: Piece) -> bytes:
+        delta: dict[str, Any] = {}
+        if piece.text:
+            delta["content"] = piece.text
+        if piece.reasoning:
+            delta["reasoning_content"] = piece.reasoning
+        if piece.tools:
+            delta["tool_calls"] = [
+                {
+                    "index": tool.index,
+                    **({"id": tool.id, "type": "function"} if tool.id else {}),
+                    "function": {**({"name": tool.name} if tool.name else {}), "arguments": tool.arguments},
+                }
+                for tool in piece.tools
+            ]
+        tokens = piece.tokens if self._call.sampling.want_logprobs else ()
+        return self._chunk(piece.choice, delta, tokens=tokens) if delta or tokens else b""
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        tokens: tuple[TokenLogprob, ...] = (),
+        finish_reason: str | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        if tokens:
+            choice["logprobs"] = _logprobs(tokens)
+        usage = {"usage": None} if self._call.include_usage else {}
+        return _sse({**self._head, "choices": [choice], **usage})
+
+
+def _sse(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def _format_choice(choice: Choice, call: ModelCall) -> dict[str, Any]:
+    said = choice.message
+    message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.tool_calls:
+        message["content"] = said.content or None
+        message["tool_calls"] = [
+            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+            for one in said.tool_calls
+        ]
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": _logprobs(choice.tokens) if call.sampling.want_logprobs else None,
+        "finish_reason": choice.finish_reason,
+    }
+
+
+def _logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    content = [
+        {
+            **_candidate(token.data, token.logprob),
+            "top_logprobs": [_candidate(data, value) for data, value in token.top],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _candidate(data: bytes, logprob: float) -> dict[str, Any]:
+    # `not >=` also catches NaN; a NaN of a *sampled* token has made the interaction untrainable (recorder.py).
+    value = float(logprob) if logprob >= LOGPROB_FLOOR else LOGPROB_FLOOR
+    return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
+
+
+def _sampling(body: JsonObject) -> SamplingParams:
+    limits = [fields.integer(body, key, low=1) for key in ("max_tokens", "max_completion_tokens")]
+    named = [limit for limit in limits if limit is not None]
+    want_logprobs = fields.flag(body, "logprobs")
+    top_logprobs = fields.integer(body, "top_logprobs", low=0, high=20) or 0
+    if top_logprobs and not want_logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true beside it", param="top_logprobs")
+    top_p = fields.number(body, "top_p", low=0, high=1)
+    if top_p == 0:
+        raise BadRequest("top_p must be above 0; for greedy sampling send temperature 0", param="top_p")
+    top_k = fields.integer(body, "top_k", low=-1)
+    return SamplingParams(
+        max_tokens=min(named) if named else None,
+        temperature=fields.number(body, "temperature", low=0, high=2),
+        top_p=top_p,
+        top_k=None if top_k is None else max(0, top_k),
+        seed=fields.integer(body, "seed"),
+        stop=_stop(body),
+        stop_token_ids=_stop_token_ids(body),
+        top_logprobs=top_logprobs,
+        want_logprobs=want_logprobs,
+    )
+
+
+def _stop(body: JsonObject) -> tuple[str, ...]:
+    value = body.get("stop")
+    texts = [value] if isinstance(value, str) else fields.items(body, "stop")
+    stops = tuple(fields.as_text(one, f"stop[{index}]") for index, one in enumerate(texts))
+    if len(stops) > 16 or any(len(one) > 1024 for one in stops):
+        raise BadRequest("stop takes at most 16 texts of at most 1024 characters", param="stop")
+    return tuple(one for one in stops if one)  # an empty text would stop everything at once
+
+
+def _stop_token_ids(body: JsonObject) -> tuple[int, ...]:
+    ids = fields.items(body, "stop_token_ids")
+    if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < 2**31 for one in ids):
+        raise BadRequest("stop_token_ids must be a list of token ids", param="stop_token_ids")
+    return tuple(ids)
+
+
+def _include_usage(body: JsonObject) -> bool:
+    options = body.get("stream_options")
+    return options is not None and fields.flag(
+        fields.as_object(options, "stream_options"), "include_usage", at="stream_options."
+    )
+
+
+def _allowed_tools(body: JsonObject) -> Any:
+    """The tools to render: `tool_choice: none` hides them, forcing a call cannot be kept yet."""
+    tools, choice = parse_tools(body), body.get("tool_choice")
+    if choice is None or choice == "auto":
+        return tools
+    if choice == "none":
+        return ()
+    if not tools and isinstance(choice, str):
+        raise BadRequest("tool_choice needs `tools` to choose from", param="tool_choice")
+    raise BadRequest(
+        f"tool_choice {fields.shown(choice)} is not supported yet: the policy is sampled without a grammar, so a call cannot "
+        "be forced; send auto or none",
+        param="tool_choice",
+        code="unsupported_parameter",
+    )
+
+
+def _refuse_what_cannot_be_kept(body: JsonObject) -> None:
+    for key, value in NEUTRAL_ONLY.items():
+        fields.neutral(body, key, value)
+    bias = fields.as_object(body.get("logit_bias") or {}, "logit_bias")
+    if any(bias.values()):
+        raise _unsupported("logit_bias", "it changes the distribution that is recorded; leave it out")
+    form = body.get("response_format")
+    if form is not None and fields.as_object(form, "response_format").get("type") != "text":
+        raise _unsupported(
+            "response_format", "output is not constrained by a grammar yet; ask for the format in the prompt"
+        )
+    if any(fields.as_text(one, "modalities") != "text" for one in fields.items(body, "modalities")):
+        raise _unsupported("modalities", "the model writes text only; send ['text'] or leave it out")
+    for key in ("functions", "web_search_options"):
+        if body.get(key):
+            raise _unsupported(key, "describe functions in `tools`")
+    if "chat_template" in body or "chat_template" in (body.get("extra_body") or ()):
+        raise _unsupported("chat_template", "the served model's own template is used; see chat_template_kwargs")
+
+
+def _unsupported(param: str, remedy: str) -> BadRequest:
+    return BadRequest(f"{param} is not supported: {remedy}", param=param, code="unsupported_parameter")
+
+
+def _retry_count(headers: Mapping[str, str]) -> int:
+    said = headers.get("x-stainless-retry-count", "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
