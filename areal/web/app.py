@@ -1,0 +1,219 @@
+"""The HTTP edge: an application in which every failure is JSON with a remedy, and plain-ASGI routes for the hot path.
+
+    app = create_app("gateway", max_body_bytes=config.rollout.agent.max_body_bytes)
+    @app.post("/rl/start_session")                       # control routes: FastAPI
+    async def start_session(body: StartSession) -> Started: ...
+    add_route(app, "/v1/chat/completions", chat)         # model routes: async def chat(scope, receive, send)
+
+ArealError becomes its status and a body (OpenAI's shape unless `error_body` says otherwise), with Retry-After and
+x-should-retry where the error has them; a request that does not validate is 400; anything unforeseen is a JSON 500 whose
+cause stands in the log under the x-request-id that the client sees. Bodies arrive decompressed, within the limit.
+Here is one of the three broad `except`s. Used by gateway, proxy and inference servers; served by serve.py. No torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
+
+from areal.base.errors import ArealError, BadRequest, NotFound
+from areal.base.redact import redact
+from areal.web.body import ClientGone, receive_within
+
+ErrorBody = Callable[[str, ArealError], Any]
+Handler = Callable[[Scope, Receive, Send], Any]
+
+_log = logging.getLogger("areal.web")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+class InternalError(ArealError):
+    """Something unforeseen; the log has the cause under the request id."""
+
+    code = "internal_error"
+    should_retry = False
+
+
+class _MethodNotAllowed(ArealError):
+    status = 405
+    type = "invalid_request_error"
+    should_retry = False
+
+
+def openai_error_body(path: str, error: ArealError) -> dict[str, Any]:
+    """`{"error": {"message", "type", "param", "code"}}`; secrets in the message are redacted."""
+    return {"error": {"message": redact(str(error)), "type": error.type, "param": error.param, "code": error.code}}
+
+
+def error_headers(error: ArealError) -> list[tuple[bytes, bytes]]:
+    """Retry-After and x-should-retry, where the error says something about trying again."""
+    headers: list[tuple[bytes, bytes]] = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if error.should_retry is not None:
+        headers.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
+    return headers
+
+
+def create_app(
+    title: str,
+    *,
+    max_body_bytes: int,
+    error_body: ErrorBody = openai_error_body,
+    lifespan: Lifespan[FastAPI] | None = None,
+) -> FastAPI:
+    """A FastAPI application with our error edge and no documentation pages.
+
+    error_body(path, error) gives the JSON body of an error; a dialect with another shape chooses by path."""
+    app = FastAPI(
+        title=title, openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    )
+
+    async def failed(request: Request, error: Exception) -> Response:
+        known = as_areal_error(error)
+        response = Response(orjson.dumps(error_body(request.url.path, known)), known.status, media_type=_JSON)
+        response.raw_headers.extend(error_headers(known))
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(error.headers)
+        return response
+
+    for kind in (ArealError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, failed)
+    app.add_middleware(_Edge, max_body_bytes=max_body_bytes, error_body=error_body)
+    return app
+
+
+def add_route(app: FastAPI, path: str, handler: Handler, methods: Sequence[str] = ("POST",)) -> None:
+    """A plain-ASGI route: no request object, no validation, no buffering between the handler and the socket."""
+    app.router.routes.append(Route(path, _PlainAsgi(handler), methods=list(methods)))
+
+
+async def send_json(send: Send, body: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """A whole JSON answer. body: anything orjson knows, or bytes that are JSON already."""
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    length = (b"content-length", str(len(data)).encode())
+    await start_response(send, status, [(b"content-type", _JSON.encode()), length, *headers])
+    await send({"type": "http.response.body", "body": data})
+
+
+async def start_response(send: Send, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+
+async def start_event_stream(send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """200 and the headers of an event stream; then `send_chunk` for each event, `end_response` after the last."""
+    await start_response(send, 200, [*_STREAM_HEADERS, *headers])
+
+
+async def send_chunk(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def end_response(send: Send) -> None:
+    await send({"type": "http.response.body", "body": b""})
+
+
+def request_id(scope: Scope) -> str:
+    """The id of this request: the client's x-request-id if it is a plain word, else made here. In every answer."""
+    return str(scope["state"]["request_id"])
+
+
+def as_areal_error(error: Exception) -> ArealError:
+    """Any exception of the edge as one of ours; unforeseen ones become InternalError without their text."""
+    if isinstance(error, ArealError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _validation_error(error)
+    if isinstance(error, HTTPException):
+        if error.status_code == 404:
+            return NotFound(f"no such route ({error.detail}); check the path after the base URL")
+        if error.status_code == 405:
+            return _MethodNotAllowed("this route does not take that method; check the client's HTTP method")
+        known = BadRequest(str(error.detail))
+        known.status = error.status_code
+        return known
+    return InternalError("internal error; the service's log has the cause under this answer's x-request-id")
+
+
+_JSON = "application/json"
+_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+)
+
+
+def _validation_error(error: RequestValidationError) -> BadRequest:
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    if first["type"] == "json_invalid":
+        return BadRequest("the body is not valid JSON; send an object with content-type: application/json")
+    param = ".".join(where) or None
+    return BadRequest(f"{param or 'request body'}: {first['msg'].lower()}", param=param)
+
+
+class _PlainAsgi:
+    """Starlette takes a function for a request handler and an object for an ASGI application."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(scope, receive, send)
+
+
+class _Edge:
+    """Outermost middleware: request id, body limit, and the last catch before a socket would just close."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, error_body: ErrorBody) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._error_body = error_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        id_header = (b"x-request-id", _request_id(scope))
+        scope.setdefault("state", {})["request_id"] = id_header[1].decode()
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), id_header]
+            await send(message)
+
+        try:
+            await self._app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)
+        except ClientGone:
+            return
+        except Exception as error:
+            known = as_areal_error(error)
+            if isinstance(known, InternalError):
+                _log.exception("request %s %s failed", scope["state"]["request_id"], scope["path"])
+            if started:  # too late for a status: closing the connection is the only honest signal left
+                raise
+            with contextlib.suppress(OSError):  # the client may have left meanwhile
+                await send_json(
+                    send_with_id, self._error_body(scope["path"], known), known.status, error_headers(known)
+                )
+
+
+def _request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return b"req_" + secrets.token_hex(12).encode()

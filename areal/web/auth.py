@@ -1,0 +1,163 @@
+"""Who is calling: session keys that carry their worker, and the comparison of every other secret.
+
+    keys = SessionKeys.load(Path(config.cluster.fileroot))       # signing.key, made once per fileroot
+    key = keys.mint("w0")                                        # sk-sess-w0.<secret>.<mac>
+    keys.session_key(presented_keys(scope["headers"])).worker    # "w0", or InvalidKey (401)
+    opens(presented_keys(headers), admin_key)                    # constant-time; an empty secret opens nothing
+
+mac = first 16 bytes of HMAC-SHA256(signing.key, "<worker>.<secret>"), base64url without padding. A key proves only that
+it was minted here: whether its session lives is the store's knowledge, under `key_hash`. No torch, no network.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal.base.atomic import sync_folder
+from areal.base.errors import ConfigError, InvalidKey
+
+PREFIX = "sk-sess-"
+DEFAULT_ADMIN_KEY = "areal-admin-key"
+DEFAULT_INTERNAL_TOKEN = "gateway-internal-token"
+SIGNING_KEY_FILE = "signing.key"
+
+_SIGNING_KEY_BYTES = 32
+_WORKER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LONGEST_KEY = 512
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """A key whose signature is good. worker: the logical worker that holds its session."""
+
+    text: str
+    worker: str
+
+    @property
+    def hash(self) -> str:
+        return key_hash(self.text)
+
+
+class SessionKeys:
+    """Mints and checks session keys with one signing secret."""
+
+    def __init__(self, signing_key: bytes) -> None:
+        if len(signing_key) < _SIGNING_KEY_BYTES:
+            raise ValueError(f"a signing key has {_SIGNING_KEY_BYTES} bytes, not {len(signing_key)}")
+        self._signing_key = signing_key
+
+    @classmethod
+    def load(cls, fileroot: Path) -> SessionKeys:
+        """With `<fileroot>/signing.key`, made if there is none."""
+        return cls(load_or_create_signing_key(fileroot / SIGNING_KEY_FILE))
+
+    def mint(self, worker: str) -> str:
+        """A new key for a session of this logical worker."""
+        if not _WORKER.fullmatch(worker):
+            raise ValueError(f"worker id {worker!r} must be 1..64 letters, digits, - or _")
+        body = f"{worker}.{secrets.token_urlsafe(24)}"
+        return f"{PREFIX}{body}.{self._mac(body)}"
+
+    def check(self, key: str) -> SessionKey:
+        """The key with its worker. Raises InvalidKey for anything that was not minted with this signing secret."""
+        parts = key.removeprefix(PREFIX).split(".") if key.startswith(PREFIX) and len(key) <= _LONGEST_KEY else []
+        if len(parts) != 3 or not key.isascii() or not _WORKER.fullmatch(parts[0]):
+            raise InvalidKey("this is not a session key; session keys come from POST /rl/start_session")
+        if not hmac.compare_digest(self._mac(f"{parts[0]}.{parts[1]}").encode(), parts[2].encode()):
+            raise InvalidKey("this session key was not issued by this service; start a session to get one")
+        return SessionKey(key, parts[0])
+
+    def session_key(self, presented: Sequence[str]) -> SessionKey:
+        """The first good session key of those a request presents (see `presented_keys`). Raises InvalidKey."""
+        failure = InvalidKey("no key was sent; put it in Authorization: Bearer … or x-api-key")
+        for key in presented:
+            try:
+                return self.check(key)
+            except InvalidKey as reason:
+                failure = reason
+        raise failure
+
+    def _mac(self, body: str) -> str:
+        mac = hmac.digest(self._signing_key, body.encode(), "sha256")[:16]
+        return base64.urlsafe_b64encode(mac).rstrip(b"=").decode()
+
+
+def key_hash(key: str) -> str:
+    """SHA-256, hex: what the store keeps instead of the key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def load_or_create_signing_key(path: Path) -> bytes:
+    """32 bytes from `path` (mode 0600), made if there is none; of several that try at once, one wins and all agree.
+
+    Raises ConfigError if others may read the file or its content is not a signing key."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        _create_signing_key(path)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(f"{path} signs session keys but has mode {mode:04o}; run `chmod 600 {path}`")
+    try:
+        key = binascii.unhexlify(path.read_bytes().strip())
+    except binascii.Error:
+        key = b""
+    if len(key) != _SIGNING_KEY_BYTES:
+        raise ConfigError(f"{path} is not a signing key; delete it (running sessions then lose their keys)")
+    return key
+
+
+def presented_keys(headers: RawHeaders) -> tuple[str, ...]:
+    """Every key a request carries: Bearer values of Authorization (scheme in any case), then x-api-key values.
+
+    headers: ASGI's raw pairs, names in lower case. Other schemes and empty values are not keys."""
+    bearers: list[str] = []
+    api_keys: list[str] = []
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, rest = value.decode("latin-1").strip().partition(" ")
+            if scheme.lower() == "bearer":
+                bearers.append(rest.strip())
+        elif name == b"x-api-key":
+            api_keys.append(value.decode("latin-1").strip())
+    return tuple(dict.fromkeys(key for key in bearers + api_keys if key))
+
+
+def opens(presented: Sequence[str], secret: str | None) -> bool:
+    """Whether one of the presented keys is this secret (admin key, internal token, run token). Constant-time."""
+    if not secret:
+        return False
+    wanted = secret.encode("utf-8", "surrogatepass")
+    return any(hmac.compare_digest(key.encode("utf-8", "surrogatepass"), wanted) for key in presented)
+
+
+def require(presented: Sequence[str], secret: str | None, what: str) -> None:
+    """Raise InvalidKey naming `what` (for example "admin key, rollout.agent.admin_api_key") unless one opens."""
+    if not opens(presented, secret):
+        raise InvalidKey(f"this call needs the {what}" if presented else f"no key was sent; this call needs the {what}")
+
+
+def _create_signing_key(path: Path) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    handle = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        os.write(handle, secrets.token_hex(_SIGNING_KEY_BYTES).encode() + b"\n")
+        os.fsync(handle)
+        os.link(aside, path)  # fails where another process was first: its key is as good as ours
+    except FileExistsError:
+        pass
+    finally:
+        os.close(handle)
+        aside.unlink()
+    sync_folder(path.parent)
