@@ -28,12 +28,10 @@ from areal.base.errors import (
 )
 from areal.base.types import FinishReason, GenerateRequest, SamplingParams, TokenChunk
 from areal.inference.backend import BackendHealth
+from areal.web.sse import encode_event
 
 PROTOCOL = 1  # of this wire; both ends compare it before anything else is said
 GENERATE_PATH = "/inference/v1/generate"
-PING = b": ping\n\n"
-DONE_DATA = "[DONE]"
-DONE = b"data: [DONE]\n\n"
 CONTEXT_OVERFLOW = "context_length_exceeded"
 
 
@@ -181,7 +179,7 @@ def decode_request(body: bytes) -> GenerateRequest:
 
 
 def encode_chunk(chunk: TokenChunk) -> bytes:
-    """One Server-Sent Event."""
+    """One Server-Sent Event; after the last one goes web.sse.DONE_EVENT."""
     top = [[(token, value if math.isfinite(value) else None) for token, value in row] for row in chunk.top]
     body = ChunkBody(
         token_ids=chunk.token_ids.tolist(),
@@ -191,7 +189,7 @@ def encode_chunk(chunk: TokenChunk) -> bytes:
         finish_reason=chunk.finish_reason,
         top=top,
     )
-    return b"data: " + _encoder.encode(body) + b"\n\n"
+    return encode_event(_encoder.encode(body))
 
 
 def decode_chunk(data: str | bytes) -> TokenChunk:

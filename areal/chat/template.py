@@ -1,0 +1,270 @@
+"""Chat templates: messages and tools become the model's own prompt text, as transformers' apply_chat_template does.
+
+    template = ChatTemplate.load("/models/qwen3", special_tokens={"eos_token": "<|im_end|>"})
+    text = template.render(messages, tools, {"enable_thinking": False}, add_generation_prompt=True)
+
+Templates come with models from strangers: they run in Jinja's immutable sandbox, with a bound on the source, on the
+text they make and on the CPU time they take (settled 23). A template that raises is the request's fault: BadRequest with
+its reason. Loops are bounded by a call put into every loop and macro body, because Jinja hands back control only where a
+template writes something. Templates see messages as dicts, with tool arguments decoded. Used by renderer.py.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from areal.base.errors import BadRequest, ConfigError
+from areal.base.logs import announce
+from areal.base.types import Message, Tool
+from areal.chat.tokenizer import read_json
+
+MAX_SOURCE_CHARACTERS = 1_000_000
+MAX_TEXT_CHARACTERS = 64_000_000
+MAX_CPU_S = 5.0
+
+# ChatML, with tools in the manner most ChatML models were trained on (a <tools> list, <tool_call> and <tool_response>).
+CHATML = r"""
+{%- if tools %}
+    {{- "<|im_start|>system\n" }}
+    {%- if messages and messages[0].role == "system" %}{{ messages[0].content + "\n\n" }}{% endif %}
+    {{- "You can call these functions:\n<tools>" }}
+    {%- for tool in tools %}{{ "\n" + (tool | tojson) }}{% endfor %}
+    {{- "\n</tools>\nTo call one, write\n<tool_call>\n{\"name\": NAME, \"arguments\": {...}}\n</tool_call><|im_end|>\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "system" and tools and loop.first %}{% continue %}{% endif %}
+    {%- set role = "user" if message.role == "tool" else message.role %}
+    {%- set after_tool = not loop.first and messages[loop.index0 - 1].role == "tool" %}
+    {%- if message.role == "tool" and after_tool %}{{ "\n" }}{% else %}{{ "<|im_start|>" + role + "\n" }}{% endif %}
+    {%- if message.role == "tool" %}
+        {{- "<tool_response>\n" + message.content + "\n</tool_response>" }}
+        {%- if not loop.last and messages[loop.index0 + 1].role == "tool" %}{% continue %}{% endif %}
+    {%- else %}
+        {%- if message.reasoning_content %}{{ "<think>\n" + message.reasoning_content + "\n</think>\n\n" }}{% endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- "\n" if message.content or not loop.first }}
+            {{- "<tool_call>\n{\"name\": " + (call.function.name | tojson) + ", \"arguments\": " }}
+            {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+            {{- "}\n</tool_call>" }}
+        {%- endfor %}
+    {%- endif %}
+    {{- "<|im_end|>\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}
+"""
+
+
+class ChatTemplate:
+    """One compiled template. Thread-safe: a rendering keeps its state to itself."""
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, *, origin: str = "template"
+    ) -> None:
+        """Raises ConfigError when the source is too long or is not Jinja."""
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise ConfigError(f"{origin} has {len(source)} characters, more than the {MAX_SOURCE_CHARACTERS} allowed")
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._environment = _environment()
+            self._template = self._environment.from_string(source)
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            line = getattr(error, "lineno", "?")
+            raise ConfigError(f"{origin}, line {line}: {error}; the model's chat template cannot be used") from error
+
+    @classmethod
+    def load(cls, folder: str | Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """The model's own: chat_template.jinja, else chat_template in tokenizer_config.json (text, or a list of named
+        ones: "default" is taken), else ChatML, said once in the log."""
+        folder = Path(folder)
+        file = folder / "chat_template.jinja"
+        if file.is_file():
+            return cls(file.read_text("utf-8"), special_tokens, origin=str(file))
+        config = folder / "tokenizer_config.json"
+        said = read_json(config).get("chat_template")
+        if isinstance(said, list):
+            named = {entry["name"]: entry["template"] for entry in said}
+            if "default" not in named:
+                raise ConfigError(
+                    f"{config} names chat templates {sorted(named)}, none is `default`; choose one of them"
+                )
+            said = named["default"]
+        if said is None:
+            announce("Chat", f"{folder} has no chat template; ChatML is used")
+            return cls(CHATML, special_tokens, origin="the ChatML default")
+        return cls(said, special_tokens, origin=f"chat_template in {config}")
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The prompt text. kwargs reach the template as variables. Raises BadRequest with the template's own reason."""
+        if kwargs and "chat_template" in kwargs:
+            raise BadRequest(
+                "a request cannot bring its own chat template; leave chat_template out", param="chat_template"
+            )
+        variables = {
+            **self._special_tokens,
+            **(kwargs or {}),
+            "messages": template_messages(messages),
+            "tools": template_tools(tools) or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        self._environment.start()
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._template.generate(variables):
+                size += len(part)
+                if size > MAX_TEXT_CHARACTERS:
+                    raise jinja2.TemplateError(f"the text grew over {MAX_TEXT_CHARACTERS} characters")
+                parts.append(part)
+        except jinja2.TemplateError as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise BadRequest(
+                f"the model's chat template fails on these messages: {reason}", param="messages"
+            ) from error
+        return "".join(parts)
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: dicts; tool arguments decoded where they are JSON objects; a tool's name."""
+    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    shown: list[dict[str, Any]] = []
+    for message in messages:
+        entry: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            entry["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            entry["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _decoded(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+        if message.role == "tool":
+            entry["tool_call_id"] = message.tool_call_id
+        name = message.name or names.get(message.tool_call_id, "") if message.role == "tool" else message.name
+        if name:
+            entry["name"] = name
+        shown.append(entry)
+    return shown
+
+
+def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools in OpenAI's shape, which is what templates print."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+        }
+        for tool in tools
+    ]
+
+
+def _decoded(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, with a bound on CPU time in every loop and macro, and without products that explode."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._rendering = threading.local()
+
+    def start(self) -> None:
+        """A rendering begins on this thread."""
+        self._rendering.ticks = 0
+        self._rendering.until = time.thread_time() + MAX_CPU_S
+
+    def tick(self) -> None:
+        """One loop round or macro call; looks at the clock at every 64th."""
+        self._rendering.ticks += 1
+        if self._rendering.ticks % 64 == 0 and time.thread_time() > self._rendering.until:
+            raise jinja2.TemplateError(f"it ran for more than {MAX_CPU_S:.0f} s of CPU time")
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
+            assert isinstance(node, jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock)
+            call = jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute("tick"), [], [], None, None)
+            tick = jinja2.nodes.ExprStmt(call, lineno=node.lineno)
+            tick.set_environment(self)
+            node.body.insert(0, tick)
+        return tree
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        if operator == "**" and not (numbers and abs(left) <= 1_000_000 and abs(right) <= 64):
+            raise jinja2.TemplateError("a power is out of the range allowed in a chat template")
+        if operator == "*" and not numbers:
+            repeated, times = (right, left) if isinstance(left, int) else (left, right)
+            if len(repeated) * times > MAX_TEXT_CHARACTERS:
+                raise jinja2.TemplateError("a product is out of the range allowed in a chat template")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what is sampled; for the text it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's own declaration is a class attribute)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML characters, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,201 @@
+"""The server end of the inference wire: any Backend object, served over HTTP as a plain ASGI app.
+
+    app = WireApp(engine, run_token)              # engine implements backend.Backend in this process
+    uvicorn.run(app, host="127.0.0.1", port=0)
+
+A request that fails before its first token keeps its true status; headers are held back up to `hold_s` for that. Then
+the stream says 200, and a ping whenever nothing happened for `ping_s` (a paused engine). When the client goes away the
+engine's generator is closed, which is how an engine learns of an abort. Every route wants the run token. Client:
+client.py. Used by native/server.py and scripted/server.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from areal.base.errors import ArealError, BackendError, BodyTooLarge, InvalidKey, NotFound
+from areal.base.types import TokenChunk
+from areal.inference import wire
+from areal.inference.backend import Backend
+from areal.web.sse import DONE_EVENT, PING, encode_event
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_log = logging.getLogger("areal.server")
+
+MAX_BODY_BYTES = 64 * 2**20  # a prompt of a few million tokens
+HOLD_S = 15.0
+PING_S = 15.0
+
+
+class WireApp:
+    """ASGI application. `extra`: further GET routes of a server, path -> a function that returns its JSON body."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        token: str,
+        *,
+        extra: Mapping[str, Callable[[], bytes]] | None = None,
+        hold_s: float = HOLD_S,
+        ping_s: float = PING_S,
+    ) -> None:
+        self._backend = backend
+        self._authorization = f"Bearer {token}".encode()
+        self._extra = dict(extra or {})
+        self._hold_s = hold_s
+        self._ping_s = ping_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        try:
+            self._check_token(scope)
+            await self._route(scope["method"], scope["path"], receive, send)
+        except ArealError as error:
+            status = 409 if scope["path"] == "/load_weights" and isinstance(error, BackendError) else error.status
+            await _answer(send, status, wire.encode_error(error))
+        except Exception as error:  # the HTTP edge: a bug is a 500 with a body, and its trace is in the log
+            _log.exception("a request failed")
+            await _answer(send, 500, wire.encode_error(BackendError(f"{type(error).__name__}: {error}")))
+
+    def _check_token(self, scope: Scope) -> None:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if not hmac.compare_digest(given, self._authorization):
+            raise InvalidKey("this port takes the run's own token only")
+
+    async def _route(self, method: str, path: str, receive: Receive, send: Send) -> None:
+        if (method, path) == ("POST", wire.GENERATE_PATH):
+            await self._generate(receive, send)
+        elif (method, path) == ("GET", "/health"):
+            await _answer(send, 200, wire.encode_health(await self._backend.health()))
+        elif (method, path) == ("POST", "/pause"):
+            await self._backend.pause()
+            await _answer(send, 200, b"{}")
+        elif (method, path) == ("POST", "/resume"):
+            await self._backend.resume()
+            await _answer(send, 200, b"{}")
+        elif (method, path) == ("POST", "/load_weights"):
+            wanted = wire.decode_load_weights(await _body(receive))
+            version = await self._backend.load_weights(wanted.manifest, wanted.version)
+            await _answer(send, 200, wire.encode_version(version))
+        elif method == "GET" and path in self._extra:
+            await _answer(send, 200, self._extra[path]())
+        else:
+            raise NotFound(f"{method} {path} is not a route of an inference server")
+
+    async def _generate(self, receive: Receive, send: Send) -> None:
+        chunks = self._backend.generate(wire.decode_request(await _body(receive)))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        events = _Events(send)
+        try:
+            await self._stream(chunks, gone, events)
+        except ArealError as error:
+            if not events.started:
+                raise
+            await events.finish(encode_event(wire.encode_error(error)))
+        except Exception as error:
+            if not events.started:
+                raise
+            _log.exception("a stream failed")
+            failure = BackendError(f"the engine failed: {type(error).__name__}: {error}")
+            await events.finish(encode_event(wire.encode_error(failure)))
+        finally:
+            gone.cancel()
+            await chunks.aclose()
+
+    async def _stream(
+        self, chunks: AsyncGenerator[TokenChunk, None], gone: asyncio.Future[None], events: _Events
+    ) -> None:
+        """Send chunks until the last one, pings between them, and stop at once when the client has gone."""
+        while True:
+            following: asyncio.Future[TokenChunk | None] = asyncio.ensure_future(_next(chunks))
+            either: set[asyncio.Future[Any]] = {following, gone}
+            try:
+                while not following.done():
+                    wait_s = self._ping_s if events.started else self._hold_s
+                    await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                    if gone.done():
+                        return
+                    if not following.done():
+                        await events.send(PING)
+            finally:
+                await _cancel(following)
+            chunk = following.result()
+            if chunk is None:
+                await events.finish(DONE_EVENT)
+                return
+            await events.send(wire.encode_chunk(chunk))
+
+
+class _Events:
+    """An SSE response whose status is decided by its first event."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def send(self, event: bytes, *, more: bool = True) -> None:
+        if not self.started:
+            self.started = True
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": event, "more_body": more})
+
+    async def finish(self, event: bytes) -> None:
+        await self.send(event, more=False)
+
+
+async def _next(chunks: AsyncGenerator[TokenChunk, None]) -> TokenChunk | None:
+    return await anext(chunks, None)
+
+
+async def _cancel(future: asyncio.Future[Any]) -> None:
+    """Cancel and wait until it has really ended, so that the generator under it can be closed."""
+    if not future.done():
+        future.cancel()
+        await asyncio.wait({future})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(receive: Receive) -> bytes:
+    """The whole request body. Raises BodyTooLarge."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BackendError("the client closed the connection before its request was complete")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"the request body is larger than {MAX_BODY_BYTES} bytes; send a shorter prompt")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
