@@ -4,8 +4,8 @@
     tensors = sink.receive(manifest)                       # in the server; verified before anything is swapped
     source.retire(older_version)
 
-A manifest is a small JSON object: {"transfer": name, "version": int, "path": str, "sha256"/"checksum": str, ...}. Names are
-Hugging Face parameter names, tied weights once. Transfers: table in weights/__init__.py (shared_memory, disk).
+A manifest is a small JSON object: {"transfer": name, "version": int, "path": folder, "files": [{"name", "bytes", "checksum"}]}.
+Names are Hugging Face parameter names, tied weights once. Transfers: table in weights/__init__.py (shared_memory, disk).
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ class Source(Protocol):
 
     def retire(self, version: int) -> None:
         """Free what `publish(version)` wrote; unknown versions are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Free everything this source wrote. Servers keep what they have mapped."""
         ...
 
 

@@ -1,0 +1,114 @@
+"""A set of weights as one or more tensor files: what shared_memory.py and disk.py have in common.
+
+    done = write_shards(lambda k: folder / f"part-{k}", tensors, shard_bytes=4 << 30)     # all or nothing
+    tensors = read_shards(folder, entries)
+
+Tied weights (two names, one memory) are written once, under the first name (house: "tied weights once").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from areal.base.errors import BackendError, ShapeError
+from areal.weights.tensor_file import TensorFileWriter, read_tensor_file
+
+SHARD_BYTES = 4 << 30
+"""Largest file of a set; what hub checkpoints use."""
+
+_weak_reference: Callable[[torch.UntypedStorage], StorageWeakRef] = StorageWeakRef  # the class is untyped
+
+
+class TiedTensors:
+    """Tells whether a tensor is one that was seen before under another name: same storage, place, shape and strides.
+
+    Holds weak references, so that a gathered tensor which was freed is never mistaken for the next at its address.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, ...], StorageWeakRef] = {}
+
+    def seen(self, tensor: torch.Tensor) -> bool:
+        storage = _weak_reference(tensor.untyped_storage())
+        key = (storage.cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() and key in self._seen:
+            return True
+        self._seen[key] = storage  # the weak reference keeps this address from being given to another storage
+        return False
+
+
+def write_shards(
+    path_of: Callable[[int], Path], tensors: Iterable[tuple[str, torch.Tensor]], shard_bytes: int = SHARD_BYTES
+) -> list[tuple[Path, dict[str, Any]]]:
+    """Writes `path_of(0)`, `path_of(1)`, … of at most shard_bytes (a larger tensor gets a file of its own).
+
+    Returns path and manifest entry of each file. On any error nothing is left behind. Raises ShapeError for a repeated
+    name, OSError when the medium is full.
+    """
+    names: set[str] = set()
+    tied = TiedTensors()
+    done: list[tuple[Path, dict[str, Any]]] = []
+    writer = TensorFileWriter(path_of(0))
+    try:
+        for name, tensor in tensors:
+            if name in names or name == "__metadata__":
+                raise ShapeError(f"weights: {name} comes twice or is no parameter name")
+            names.add(name)
+            if tied.seen(tensor):
+                continue
+            if not writer.has_room(name, tensor, shard_bytes):
+                done.append((writer.path, writer.close()))
+                writer = TensorFileWriter(path_of(len(done)))
+            writer.add(name, tensor)
+        if not names:
+            raise ShapeError("weights: there is no tensor to publish")
+        done.append((writer.path, writer.close()))
+    except BaseException:  # also Ctrl-C: a half-written file of gigabytes must not stay
+        writer.discard()
+        for path, _ in done:
+            path.unlink(missing_ok=True)
+        raise
+    return done
+
+
+def read_shards(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """All tensors of a set. Raises BackendError if a file is absent, altered, or a name comes twice."""
+    tensors: dict[str, torch.Tensor] = {}
+    for entry in entries:
+        part = read_tensor_file(folder / entry["name"], entry)
+        if twice := tensors.keys() & part.keys():
+            raise BackendError(f"weights {folder}: {min(twice)} stands in two files; publish the version again")
+        tensors |= part
+    return tensors
+
+
+def checked_entries(manifest: Mapping[str, Any], transfer: str, names: re.Pattern[str]) -> list[Mapping[str, Any]]:
+    """The `files` of a manifest, which came over a wire: right transfer, right types, and only names of our own making.
+
+    Raises BackendError otherwise. The folder is the caller's to check.
+    """
+    files = manifest.get("files")
+    typed = (
+        isinstance(manifest.get("version"), int) and isinstance(manifest.get("path"), str) and isinstance(files, list)
+    )
+    if manifest.get("transfer") != transfer or not typed or not files:
+        raise BackendError(
+            f"this is not a manifest of the {transfer} transfer: {dict(manifest)!r:.200}; "
+            "trainer and server must run with the same weights.transfer"
+        )
+    for entry in files:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("bytes"), int):
+            raise BackendError(f"weights manifest: {entry!r:.200} is not a file entry; publish the version again")
+        if not isinstance(entry.get("name"), str) or not names.fullmatch(entry["name"]):
+            raise BackendError(
+                f"weights manifest names {entry.get('name')!r:.200}, which is no file of this run; it is not read"
+            )
+        if not isinstance(entry.get("checksum"), str):
+            raise BackendError(f"weights manifest: {entry['name']} has no checksum; publish the version again")
+    return list(files)
