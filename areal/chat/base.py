@@ -22,6 +22,7 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     eos_ids: tuple[int, ...]  # every id that ends a completion (generation_config may name several)
+    strips_first_space: bool  # SentencePiece: a text's leading space belongs to its first token, not to the text
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -1,0 +1,43 @@
+"""Text of a token stream as it comes: what a client may see now, never half a character.
+
+    detokenizer = Detokenizer(tokenizer)
+    text = detokenizer.feed(token_id)      # "" while a character is incomplete
+    text += detokenizer.finish()           # one U+FFFD if the stream ended inside a character
+
+Bytes that can never become a character turn into U+FFFD at once; the result equals Tokenizer.decode of all ids, for every
+way of cutting the stream. Used by stream_parser.py.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from areal.chat.base import Tokenizer
+
+
+class Detokenizer:
+    """State of one stream."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._drop_space = tokenizer.strips_first_space
+
+    def feed(self, token_id: int) -> str:
+        """The text that this token completes."""
+        return self._trimmed(self._decoder.decode(self._tokenizer.piece(token_id)))
+
+    def feed_all(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete."""
+        return "".join(map(self.feed, token_ids))
+
+    def finish(self) -> str:
+        """The rest, once, at the end of the stream."""
+        return self._trimmed(self._decoder.decode(b"", final=True))
+
+    def _trimmed(self, text: str) -> str:
+        if self._drop_space and text:
+            self._drop_space = False
+            return text.removeprefix(" ")
+        return text
