@@ -1,0 +1,51 @@
+"""`areal <command> …`: one door to every command; each is also `python -m <module> …`.
+
+A command's module is imported only when it is called, so that `areal --help` stays fast and free of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+# name -> (module with `main(argv) -> int`, what it does)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("areal.train", "run the whole service: gateway, workers, inference servers, training"),
+    "gateway": ("areal.gateway.server", "the gateway alone; a training run finds it and attaches"),
+    "dashboard": ("areal.dashboard.server", "a local page on a run: sessions, tokens, rewards"),
+    "plot": ("areal.tools.plot_metrics", "a picture of any logged metric"),
+    "model": ("areal.models.fetch", "get a bundled model, print its folder"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Dispatch to a command. Unknown ones list the known ones; exit code 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from areal import __version__
+
+        print(__version__)
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"areal: unknown command {name!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    code = importlib.import_module(COMMANDS[name][0]).main(rest)
+    return int(code or 0)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return (
+        "areal: reinforcement learning for LLM agents by changing one base URL\n\n"
+        f"usage: areal COMMAND …\n\n{rows}\n\n`areal COMMAND --help` tells more."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

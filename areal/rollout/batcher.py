@@ -1,0 +1,155 @@
+"""What is trained next: full groups, oldest first, with every trained token's age checked again.
+
+    batcher = Batcher(queue, gate, training, batch_groups=8, stale="drop")
+    batch = await batcher.next_batch()     # waits; says in the log what it waits for
+    batch.groups, batch.lag_max, batch.reward
+
+Too old tokens: `drop` leaves out the whole session (its group goes on with two or more survivors), `mask` leaves out the
+tokens (settled 19). Every loss is counted with its reason. The batch is sorted by task so that the same groups make the
+same step whatever order they came in (settled 17). A surplus stays in the store for the next step (T062).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from areal.base.types import Group
+from areal.proxy.export import Account
+from areal.rollout.queue import GroupQueue
+from areal.rollout.staleness import StalenessGate
+from areal.store.base import TrainingStore
+
+POLL_S = 0.05  # other processes write the store, and SQLite cannot call us: one short poll, here only
+SAY_S = 10.0  # a wait longer than this is explained in the log, and again every so often
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Groups for one training step. reward: mean over sessions of the raw sum.
+
+    accounts: session id -> (trained tokens, masked tokens by reason), for every session of these groups, so that
+    recorded = trained + masked holds for each."""
+
+    groups: tuple[Group, ...]
+    lag_mean: float
+    lag_max: int
+    reward: float
+    accounts: dict[str, tuple[int, dict[str, int]]]
+
+    @property
+    def sessions(self) -> int:
+        return sum(len(group.sessions()) for group in self.groups)
+
+    @property
+    def recorded_tokens(self) -> int:
+        return sum(trained + sum(masked.values()) for trained, masked in self.accounts.values())
+
+    @property
+    def group_ids(self) -> list[str]:
+        return [group.id for group in self.groups]
+
+
+class Batcher:
+    """Takes the oldest groups that are fresh enough."""
+
+    def __init__(
+        self,
+        queue: GroupQueue,
+        gate: StalenessGate,
+        training: TrainingStore,
+        *,
+        batch_groups: int,
+        most_groups: int | None = None,
+        stale: Literal["drop", "mask"],
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._queue = queue
+        self._gate = gate
+        self._training = training
+        self._batch_groups = batch_groups
+        self._most_groups = most_groups or batch_groups
+        self._stale = stale
+        self._say = say
+        self.dropped: Counter[str] = Counter()
+
+    async def next_batch(self) -> Batch:
+        """Wait for batch_groups groups, check ages, return at most most_groups of them (the oldest)."""
+        said = time.monotonic()
+        while True:
+            fresh = await self._fresh()
+            if len(fresh) >= self._batch_groups:
+                return self._batch(fresh[: self._most_groups])
+            if time.monotonic() - said > SAY_S:
+                said = time.monotonic()
+                await self._explain(len(fresh))
+            await asyncio.sleep(POLL_S)
+
+    async def _fresh(self) -> list[tuple[Group, dict[str, int]]]:
+        found = []
+        for group in await self._queue.groups():
+            await self._gate.learn(int(label) for row in group.trajectories for label in np.unique(row.versions))
+            checked, stale = self._check(group)
+            if checked is None:
+                await self._training.drop([group.id], "stale")
+                self.dropped["stale"] += 1
+                self._gate.opened.set()
+            else:
+                found.append((checked, stale))
+        return found
+
+    def _check(self, group: Group) -> tuple[Group | None, dict[str, int]]:
+        """The group without what is too old, and how many tokens that is per session; None where too little is left."""
+        old = [self._gate.too_old(row.versions, row.trained) for row in group.trajectories]
+        accounts = self._queue.accounts[group.id]
+        stale = dict.fromkeys(accounts, 0)
+        for row, mask in zip(group.trajectories, old, strict=True):
+            stale[row.session_id] += int(mask.sum())
+        if not any(stale.values()):
+            return group, stale
+        if self._stale == "mask":
+            kept = [
+                replace(row, trained=row.trained & ~mask) for row, mask in zip(group.trajectories, old, strict=True)
+            ]
+            survives = any(row.trained.any() for row in kept)
+        else:
+            kept = [row for row in group.trajectories if not stale[row.session_id]]
+            survives = len({row.session_id for row in kept}) >= min(2, self._gate.limits.n_samples)
+            stale = {session: accounts[session].trained if n else 0 for session, n in stale.items()}
+        return (replace(group, trajectories=tuple(kept)) if survives else None), stale
+
+    def _batch(self, fresh: list[tuple[Group, dict[str, int]]]) -> Batch:
+        groups = tuple(sorted((group for group, _ in fresh), key=lambda group: (group.task_id, group.id)))
+        rows = [row for group in groups for row in group.trajectories]
+        lags = np.concatenate([self._gate.lag(row.versions)[row.trained] for row in rows])
+        spans = {span.interaction_id: span for row in rows for span in row.spans}  # branches share their history
+        reward = sum(span.raw_reward or 0.0 for span in spans.values())
+        return Batch(
+            groups,
+            lag_mean=float(lags.mean()),
+            lag_max=int(lags.max()),
+            reward=reward / len({row.session_id for row in rows}),
+            accounts={
+                session: _account(self._queue.accounts[group.id][session], n)
+                for group, stale in fresh
+                for session, n in stale.items()
+            },
+        )
+
+    async def _explain(self, have: int) -> None:
+        counts = await self._training.counts()
+        missing = self._batch_groups - have
+        self._say(
+            f"waiting for {missing} more group{'s' if missing > 1 else ''}; {counts.running_sessions} sessions running,"
+            f" slots {counts.free_slots}"
+        )
+
+
+def _account(account: Account, stale: int) -> tuple[int, dict[str, int]]:
+    return account.trained - stale, dict(account.masked) | ({"stale": stale} if stale else {})

@@ -1,0 +1,150 @@
+"""Starts the service's own agents as slots open: n_samples sessions for each task, on the worker with the fewest.
+
+    dispatcher = Dispatcher(tasks, workers, gate, store, n_samples=8, run_token=token)
+    async with dispatcher: ...                                  # inline mode; online agents start themselves
+    rewards = await dispatcher.evaluate(held_out)               # eval sessions, outside of the gate
+
+A run of an agent is one request to its worker that answers when the agent is done, so a dead worker or a failing agent is an
+answer too. Admission stays with the store: the dispatcher only asks how many slots are free and never holds one.
+An agent that never works ends the run with its first error (T063), not with silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+from areal.base.errors import ArealError, NoCapacity, TrainingError
+from areal.rollout.datasets import Task
+from areal.rollout.staleness import StalenessGate
+from areal.store.admission import free_groups
+from areal.store.base import TrainingStore
+from areal.web.client import JsonClient, UnexpectedAnswer
+
+FAILURES_IN_A_ROW = 32  # with not one success among them: the agent does not work
+RETRY_S = 0.2
+LONGEST_S = 24 * 3600.0  # of one run of an agent; its session times out long before
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of an agent came to. error: empty when it worked."""
+
+    task_id: str
+    session_id: str
+    reward: float | None
+    error: str
+
+
+class Dispatcher:
+    """Pushes tasks to workers while the gate has free slots. `async with` stops the runs it started."""
+
+    def __init__(
+        self,
+        workers: Sequence[JsonClient],
+        gate: StalenessGate,
+        training: TrainingStore,
+        *,
+        n_samples: int,
+        tasks: Iterator[Task] | None = None,
+        eval_concurrency: int = 32,
+    ) -> None:
+        self._workers = workers
+        self._load: Counter[int] = Counter(dict.fromkeys(range(len(workers)), 0))
+        self._gate = gate
+        self._training = training
+        self._tasks = tasks
+        self._n_samples = n_samples
+        self._eval_slots = asyncio.Semaphore(eval_concurrency)
+        self._runs: set[asyncio.Task[None]] = set()
+        self._feeder: asyncio.Task[None] | None = None
+        self._failed_in_a_row: list[str] = []
+        self.failed: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        if self._tasks is not None:
+            self._feeder = asyncio.create_task(self._feed(self._tasks), name="dispatcher")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Start nothing more and cancel what runs; sessions left open are ended by their worker."""
+        running = [task for task in (self._feeder, *self._runs) if task is not None]
+        for task in running:
+            task.cancel()
+        for task in running:
+            with suppress(asyncio.CancelledError):
+                await task
+        self._feeder = None
+
+    async def failure(self) -> None:
+        """Returns never; raises when the feeder fails."""
+        if self._feeder is not None:
+            await asyncio.shield(self._feeder)
+        await asyncio.Event().wait()
+
+    async def evaluate(self, tasks: Sequence[Task], *, label: str) -> list[Outcome]:
+        """Each task once, as an eval session (never trained, not gated), bounded in number at once."""
+
+        async def one(task: Task) -> Outcome:
+            async with self._eval_slots:
+                return await self._run(Task(f"{task.id}.{label}", task.data), sample=0, purpose="eval")
+
+        return list(await asyncio.gather(*(one(task) for task in tasks)))
+
+    async def _feed(self, tasks: Iterator[Task]) -> None:
+        while True:
+            self._gate.opened.clear()
+            accepted = (await self._training.counts()).accepted
+            for _ in range(free_groups(self._gate.limits, running=len(self._runs), accepted=accepted)):
+                run = asyncio.create_task(self._group(next(tasks)))
+                self._runs.add(run)
+                run.add_done_callback(self._finished)
+            if len(self._failed_in_a_row) >= FAILURES_IN_A_ROW:
+                raise TrainingError(
+                    f"the agent failed {len(self._failed_in_a_row)} times in a row without one success; "
+                    f"first error: {self._failed_in_a_row[0]}"
+                )
+            await self._gate.opened.wait()
+
+    def _finished(self, run: asyncio.Task[None]) -> None:
+        self._runs.discard(run)
+        self._gate.opened.set()
+
+    async def _group(self, task: Task) -> None:
+        outcomes = await asyncio.gather(*(self._run(task, sample) for sample in range(self._n_samples)))
+        for outcome in outcomes:
+            if outcome.error:
+                self.failed[outcome.error[:80]] += 1
+                self._failed_in_a_row.append(outcome.error)
+            else:
+                self._failed_in_a_row.clear()
+
+    async def _run(self, task: Task, sample: int, purpose: str = "train") -> Outcome:
+        index = min(self._load, key=lambda worker: (self._load[worker], worker))
+        self._load[index] += 1
+        body: dict[str, Any] = {
+            "task_id": task.id,
+            "task": task.data,
+            "purpose": purpose,
+            "request_id": f"{self._gate.current.incarnation}:{task.id}:{sample}:{purpose}",
+        }
+        try:
+            while True:
+                try:
+                    answer = await self._workers[index].post("/agents/run", body, timeout_s=LONGEST_S)
+                    return Outcome(task.id, answer["session_id"], answer["reward"], answer["error"])
+                except UnexpectedAnswer as error:
+                    if error.answered != NoCapacity.status:
+                        raise
+                    await asyncio.sleep(RETRY_S)  # someone else's group took the slot
+        except ArealError as error:
+            return Outcome(task.id, "", None, str(error))
+        finally:
+            self._load[index] -= 1

@@ -1,0 +1,43 @@
+"""The metrics of a run, declared once: what train.py writes per step and how values of several ranks combine."""
+
+from __future__ import annotations
+
+from areal.base.metrics import declare
+
+REWARD = declare("train/reward", "mean", "sum of the raw rewards of a session, mean over the batch's sessions")
+LOSS = declare("train/loss", "sum", "objective of the step")
+EVAL_REWARD = declare(
+    "eval/reward", "mean", "reward of the held-out tasks, mean; greedy unless evaluator.temperature says otherwise"
+)
+
+for name, combine, description in (
+    ("lag_mean", "mean", "steps that a trained token's weights were behind the trained ones"),
+    ("lag_max", "max", "the largest such lag; never above rollout.max_head_offpolicyness"),
+    ("version", "last", "label of the weights that the step made"),
+    ("sessions", "sum", "sessions in the step"),
+    ("recorded_tokens", "sum", "sampled tokens of these sessions, trained or masked"),
+    ("wait_seconds", "max", "time the loop waited for a batch"),
+    ("entropy", "sum", "of the policy at the trained tokens, mean, in nats"),
+    ("clip_ratio", "sum", "part of the trained tokens whose ratio was clipped"),
+    ("dual_clip_ratio", "sum", "part of the trained tokens under the dual clip"),
+    ("approx_kl", "sum", "proximal minus current log-prob, mean over trained tokens"),
+    ("behave_weight_mean", "sum", "weight proximal / behaviour, mean"),
+    ("behave_weight_max", "max", "the same, largest"),
+    ("grad_norm", "max", "global gradient norm before clipping"),
+    ("lr", "last", "learning rate of the step"),
+    ("updates", "max", "optimizer updates of the step"),
+    ("rows", "sum", "training rows"),
+    ("skipped_rows", "sum", "rows whose advantages are all 0 and need no forward pass"),
+    ("trained_tokens", "sum", "tokens with an advantage"),
+    ("computed_tokens", "sum", "tokens that went through the net; shared prefixes once"),
+    ("row_tokens", "sum", "tokens of the computed rows, shared prefixes each time"),
+    ("logprob_gap_max", "max", "largest |recomputed - recorded log-prob| among tokens of the current version"),
+    ("logprob_gap_mean", "mean", "the same, mean"),
+    ("logprob_gap_tokens", "sum", "how many tokens that compares"),
+    ("seconds", "max", "of the rank's own work"),
+    ("step_seconds", "max", "from the wait to the published version"),
+):
+    declare(f"train/{name}", combine, description)  # type: ignore[arg-type]
+
+declare("throughput/samples_per_second", "sum", "trained sessions per second since the step before")
+declare("throughput/tokens_per_second", "sum", "sampled tokens of trained sessions per second since the step before")

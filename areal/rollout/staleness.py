@@ -1,0 +1,80 @@
+"""Staleness: which weights are current, and how old a recorded token is when it would be trained.
+
+    gate = await StalenessGate.open(store.training, limits, incarnation="a1b2")
+    gate.current                         # Version(label=4, step=4)
+    await gate.learn(versions)           # labels of an earlier life of the run are looked up in the store
+    gate.lag(versions)                   # steps behind the weights being trained, one per token
+    await gate.advance(consumed=ids)     # a step was trained and published: its groups are consumed, slots open
+
+The supply is bounded by the store's admission (store/admission.py, settled 3); this class publishes the limits it
+applies and moves the version. Lag is a difference of *steps*: labels are never reused, so tokens of a lost timeline keep
+their own (settled 4). One owner, the controller's event loop. Used by batcher.py, dispatcher.py and train.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from areal.base.types import BoolArray, IntArray, Limits, Version
+from areal.store.base import TrainingStore
+
+NEVER = np.iinfo(np.int32).max  # the lag of a label nobody published
+
+
+class StalenessGate:
+    """Current version, lag of tokens, and the signal that slots may have opened."""
+
+    def __init__(self, training: TrainingStore, limits: Limits, current: Version) -> None:
+        self._training = training
+        self._steps: dict[int, int] = {current.label: current.step}
+        self.limits = limits
+        self.current = current
+        self.opened = asyncio.Event()  # set whenever slots may have opened; the dispatcher clears it
+
+    @classmethod
+    async def open(
+        cls, training: TrainingStore, limits: Limits, *, incarnation: str, first_step: int = 0
+    ) -> StalenessGate:
+        """Publish the limits and the version that a (re)started run begins with, under a label of its own."""
+        last = await training.current_version()
+        current = Version(label=last.label + 1 if last else 0, step=first_step, incarnation=incarnation)
+        await training.set_limits(limits)
+        await training.advance(current, [])
+        return cls(training, limits, current)
+
+    def next_version(self) -> Version:
+        """The label and step of the weights that the running training step will make."""
+        return Version(self.current.label + 1, self.current.step + 1, self.current.incarnation)
+
+    async def advance(self, version: Version, consumed: Sequence[str]) -> None:
+        """The step is trained and served: one transaction for the version row and what it consumed."""
+        await self._training.advance(version, consumed)
+        self._steps[version.label] = version.step
+        self.current = version
+        self.opened.set()
+
+    async def close_admission(self) -> None:
+        """Drain: new sessions get 503 from here on, running ones go on."""
+        self.limits = Limits(
+            **{name: getattr(self.limits, name) for name in Limits.__slots__ if name != "accepting"}, accepting=False
+        )
+        await self._training.set_limits(self.limits)
+
+    async def learn(self, labels: Iterable[int]) -> None:
+        """Look up labels this process has not published itself."""
+        for label in set(labels) - self._steps.keys() - {-1}:
+            row = await self._training.version(label)
+            self._steps[label] = row.step if row else -NEVER
+
+    def lag(self, versions: IntArray) -> IntArray:
+        """Steps between each token's weights and the current ones [n]; 0 where nothing was sampled (version -1)."""
+        labels, where = np.unique(versions, return_inverse=True)
+        behind = [0 if label < 0 else self.current.step - self._steps[int(label)] for label in labels]
+        return np.minimum(np.asarray(behind, dtype=np.int64), NEVER).astype(np.int32)[where]
+
+    def too_old(self, versions: IntArray, trained: BoolArray) -> BoolArray:
+        """True at trained tokens that are more than max_lag steps behind [n]."""
+        return trained & (self.lag(versions) > self.limits.max_lag)

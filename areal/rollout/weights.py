@@ -1,0 +1,54 @@
+"""The update's state machine: the rank publishes, every backend swaps, the gate moves on. It sees both ends.
+
+    publisher = WeightPublisher(engine, backends, gate)
+    version = await publisher.publish(consumed=batch.group_ids)
+
+Each backend swaps all-or-nothing between two of its own steps; a running request goes on under the new weights and its
+tokens say so. The version counts as published when every backend that still answers serves it (settled 8); one that could
+not load is taken out of service by the caller's router until it serves the current version. The copy of the version before
+is retired only afterwards, so a reader never loses the file under its hands. Used by train.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from areal.base.errors import BackendError
+from areal.base.types import Version
+from areal.engine.client import EngineClient
+from areal.inference.backend import Backend
+from areal.rollout.staleness import StalenessGate
+
+
+class WeightPublisher:
+    """Moves one version from the engine to the backends."""
+
+    def __init__(self, engine: EngineClient, backends: Sequence[Backend], gate: StalenessGate) -> None:
+        self._engine = engine
+        self._backends = backends
+        self._gate = gate
+        self._published: list[int] = []
+
+    async def publish(self, consumed: Sequence[str]) -> Version:
+        """Publish what the engine holds now. Raises BackendError if no backend could load it; the old version stays."""
+        version = self._gate.next_version()
+        await self.send(version)
+        await self._gate.advance(version, consumed)
+        return version
+
+    async def send(self, version: Version) -> None:
+        """Bring every backend to `version` without moving the gate (also used when a run is resumed)."""
+        manifest = await self._engine.publish(version.label, retire=self._published)
+        self._published = [version.label]
+        results = await asyncio.gather(
+            *(backend.load_weights(manifest, version.label) for backend in self._backends), return_exceptions=True
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, BackendError):
+                raise failure
+        if failures:
+            raise BackendError(
+                f"{len(failures)} of {len(results)} inference servers could not load version {version.label}: {failures[0]}"
+            ) from failures[0]

@@ -1,0 +1,189 @@
+"""The loop: read this first. Batches come from the store as agents finish them; every step makes a new version.
+
+    python -m areal.train --config examples/math_agent/config.yaml total_train_steps=20
+    with PPOTrainer(config) as trainer:        # the same from Python, see examples/openclaw/train.py
+        trainer.train()
+
+Sessions come and go on their own: gateway, workers and inference servers never wait for this loop, and it never waits for
+the slowest session, only for `train_dataset.batch_size` finished groups that are fresh enough. A batch is consumed in the
+store by the same transaction that publishes the version it made, so a crash at any point trains nothing twice.
+The parts are put together in assemble.py; what each does stands in its own header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from areal.assemble import Run, assemble, check
+from areal.base.errors import ArealError, ProcessDied
+from areal.base.logs import Log, announce, warn
+from areal.base.types import Version
+from areal.cluster.run_folder import RunFolder
+from areal.cluster.scheduler import Scheduler
+from areal.config.run import RunConfig
+from areal.rollout.account import settle
+from areal.rollout.batcher import Batch
+from areal.rollout.credit import training_rows
+from areal.rollout.report import RolloutReporter
+from areal.tools.summary import finish
+
+
+async def train(run: Run) -> None:
+    """The whole run, from its first step to total_train_steps, or until somebody asks it to stop."""
+    async with RolloutReporter(run.store.training, run.gate, on_counts=run.progress.counts):
+        await evaluate(run, run.first_step)
+        for step in range(run.first_step, run.config.total_train_steps):
+            started = time.monotonic()
+            batch = await run.unless_stopped(run.batcher.next_batch())
+            if batch is None:
+                break
+            waited = time.monotonic() - started
+            stats = await run.engine.train_step(
+                training_rows(batch, run.algorithm), step=step, current_version=run.gate.current.label
+            )
+            version = await run.publisher.publish(consumed=batch.group_ids)
+            await settle(run.store.training, batch)
+            report(
+                run, step, batch, version, stats | {"wait_seconds": waited, "step_seconds": time.monotonic() - started}
+            )
+            await run.snapshots.save_if_due(step + 1)
+            if run.evaluation.due(step + 1):
+                await evaluate(run, step + 1)
+        await run.gate.close_admission()
+        await evaluate(run, run.gate.current.step, last=True)
+        await run.snapshots.save(run.gate.current.step)
+
+
+async def evaluate(run: Run, step: int, *, last: bool = False) -> None:
+    """Held-out tasks, greedy, as sessions that are never trained. The curve starts before the first step."""
+    if (
+        run.stopping.is_set()
+        or run.evaluation.last_step == step
+        or (step > 0 and not last and not run.evaluation.due(step))
+    ):
+        return
+    reward = await run.evaluation.run(step)
+    if reward is not None:
+        Log("eval").line(step=step, reward=reward, tasks=run.evaluation.tasks, version=run.gate.current.label)
+        run.metrics.write(step, {"eval/reward": reward})
+
+
+def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str, float]) -> None:
+    """One step in the log, in metrics.jsonl and on the display; the same numbers everywhere."""
+    seconds = run.pace.step(time.monotonic())
+    samples_per_second = batch.sessions / seconds
+    tokens_per_second = batch.recorded_tokens / seconds
+    Log("train").line(
+        step=step,
+        updated=batch.sessions,
+        loss=stats["loss"],
+        reward=batch.reward,
+        lag_mean=batch.lag_mean,
+        lag_max=batch.lag_max,
+        version=version.label,
+        grad_norm=stats["grad_norm"],
+        logprob_gap_max=stats["logprob_gap_max"],
+        wait_seconds=stats["wait_seconds"],
+        step_seconds=stats["step_seconds"],
+    )
+    if (step + 1) % run.config.stats_logger.log_interval == 0:
+        Log("throughput").line(step=step, samples_per_second=samples_per_second, tokens_per_second=tokens_per_second)
+    own = {"reward": batch.reward, "lag_mean": batch.lag_mean, "lag_max": batch.lag_max, "version": version.label}
+    own |= {"sessions": batch.sessions, "recorded_tokens": batch.recorded_tokens}
+    rates = {"throughput/samples_per_second": samples_per_second, "throughput/tokens_per_second": tokens_per_second}
+    run.metrics.write(step, {f"train/{name}": value for name, value in (own | stats).items()} | rates)
+    run.progress.step(
+        step + 1,
+        reward=batch.reward,
+        loss=stats["loss"],
+        version=version.label,
+        lag=batch.lag_max,
+        tokens_per_second=tokens_per_second,
+    )
+    if stats["logprob_gap_max"] > 1e-3 and run.config.actor.dtype == "float32" == run.config.rollout.native.dtype:
+        warn("RLTrainer", f"trainer and sampler disagree by {stats['logprob_gap_max']:.2g} in the log-prob of a token")
+
+
+class PPOTrainer:
+    """A run as a context manager: `with PPOTrainer(config) as trainer: trainer.train()`.
+
+    Entering checks the configuration (ConfigError); train() starts every process, trains, and stops them all again."""
+
+    def __init__(self, config: RunConfig, output_dir: str | None = None) -> None:
+        self.config = config
+        self.folder = RunFolder.of(
+            config.cluster.fileroot,
+            config.experiment_name,
+            config.trial_name,
+            output_dir,
+            config.stats_logger.log_dir,
+        )
+
+    def __enter__(self) -> Self:
+        check(self.config)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def train(self) -> None:
+        """Run to the end. Raises ArealError with the reason if a process dies or a step cannot be applied."""
+        asyncio.run(self._train())
+
+    async def _train(self) -> None:
+        async with assemble(self.config, self.folder) as run:
+            _stop_on_signals(run)
+            await _watched(train(run), run.scheduler)
+            finish(run.folder, run.metrics_path)
+
+
+async def _watched(work: Coroutine[Any, Any, None], scheduler: Scheduler) -> None:
+    """Await `work`; a process that ends on its own ends it at once, with that process's last lines as the reason."""
+    task = asyncio.create_task(work, name="loop")
+    death = asyncio.create_task(scheduler.first_death(), name="deaths")
+    try:
+        await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+        if death.done() and not task.done():
+            process = death.result()
+            raise ProcessDied(
+                f"{process.name} (pid {process.pid}) ended with code {await process.wait()} in the middle of the run; "
+                f"its last lines:\n{process.last_lines()}"
+            )
+        await task
+    finally:
+        for each in (task, death):
+            each.cancel()
+            with suppress(asyncio.CancelledError, ArealError):
+                await each
+
+
+def _stop_on_signals(run: Run) -> None:
+    """First SIGINT or SIGTERM: finish the step, save, end. Second: end now (nothing finished is lost either way)."""
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+
+    def stop() -> None:
+        if run.stopping.is_set() and main is not None:
+            main.cancel()
+        announce("RLTrainer", "stopping after this step; once more to stop at once")
+        run.stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m areal.train`: exit 0 done, 1 failed with a reason, 2 a wrong configuration."""
+    from areal.config.command_line import run_from_command_line
+
+    return run_from_command_line(sys.argv[1:] if argv is None else list(argv), PPOTrainer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

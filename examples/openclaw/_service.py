@@ -1,0 +1,38 @@
+"""One HTTP call and its error as a sentence, on the standard library alone; shared by the scripts of this folder."""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from typing import Any, NoReturn
+
+# A proxy of the outside world must not catch calls to this service.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def call(url: str, path: str, key: str, body: dict[str, Any] | None, timeout_s: float) -> tuple[int, Any]:
+    """POST (GET without a body); returns (status, JSON). An unreachable service ends the script with exit code 1."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url.rstrip("/") + path, data=data, headers=headers)
+    try:
+        with _opener.open(request, timeout=timeout_s) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        try:
+            return error.code, json.loads(text)["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            return error.code, f"HTTP {error.code}: {text[:300]}"
+    except (OSError, ValueError) as error:
+        die(f"{url} does not answer ({error}); does the service run, and is this its address?")
+
+
+def say(name: str, value: object, script: bool = False) -> None:
+    """For people on stdout; for scripts as NAME=value on stderr."""
+    print(f"{name}={value}" if script else f"{name}: {value}", file=sys.stderr if script else sys.stdout)
+
+
+def die(reason: object) -> NoReturn:
+    print(f"failed: {reason}", file=sys.stderr)
+    raise SystemExit(1)

@@ -1,0 +1,108 @@
+"""What is trained next: ages, surplus, survivors, accounts. On a real store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal.base.types import Version
+from areal.rollout.account import settle
+
+
+async def advance(gate, consumed=()) -> None:
+    await gate.advance(gate.next_version(), list(consumed))
+
+
+async def test_t062_a_surplus_waits_for_the_next_step_and_nothing_is_taken_twice(store, played, batching) -> None:
+    gate, batcher = await batching(batch=4, max_lag=2)
+    for number in range(10):
+        await played.session(f"task-{number}")
+    taken = []
+    for _ in range(2):
+        batch = await batcher.next_batch()
+        taken.append([group.task_id for group in batch.groups])
+        await advance(gate, batch.group_ids)
+    assert taken == [[f"task-{n}" for n in range(4)], [f"task-{n}" for n in range(4, 8)]]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(batcher.next_batch(), 0.3)
+    assert {group.task_id for group in await store.training.ready()} == {"task-8", "task-9"}
+
+
+async def test_tokens_older_than_the_lag_are_never_in_a_batch(store, played, batching) -> None:
+    gate, batcher = await batching(batch=1, max_lag=1)
+    await played.session("old", version=0)
+    for _ in range(2):
+        await advance(gate)
+    await played.session("new", version=2)
+    batch = await batcher.next_batch()
+    assert [group.task_id for group in batch.groups] == ["new"]
+    assert batch.lag_max == 0
+    assert (await store.training.counts()).dropped == {"stale": 1}
+
+
+async def test_mask_leaves_out_old_tokens_and_accounts_for_them(store, played, batching) -> None:
+    gate, batcher = await batching(batch=1, max_lag=1, n_samples=2, stale="mask")
+    await played.session("task", version=0)
+    for _ in range(2):
+        await advance(gate)
+    await played.session("task", version=2)
+    batch = await batcher.next_batch()
+    assert sum(int(row.trained.sum()) for group in batch.groups for row in group.trajectories) == 3
+    await advance(gate, batch.group_ids)
+    await settle(store.training, batch)
+    counts = await store.training.counts()
+    assert (counts.recorded_tokens, counts.trained_tokens, counts.masked_tokens) == (6, 3, 3)
+
+
+async def test_a_group_goes_on_with_two_survivors_and_ends_with_one(store, played, batching) -> None:
+    gate, batcher = await batching(batch=1, max_lag=0, n_samples=3)
+    for version in (0, 1, 1):
+        if version == 1 and gate.current.label == 0:
+            await advance(gate)
+        await played.session("task", version=version)
+    batch = await batcher.next_batch()
+    assert batch.sessions == 2
+    await advance(gate, batch.group_ids)
+    await settle(store.training, batch)
+    counts = await store.training.counts()
+    assert counts.recorded_tokens == counts.trained_tokens + counts.masked_tokens == 9
+    assert counts.masked_tokens == 3
+
+
+async def test_t058_a_group_with_nothing_to_train_is_dropped_and_named(store, played, batching) -> None:
+    _, batcher = await batching(batch=1)
+    await played.session("greedy", tags=("greedy",))
+    await played.session("good")
+    batch = await batcher.next_batch()
+    assert [group.task_id for group in batch.groups] == ["good"]
+    counts = await store.training.counts()
+    assert counts.dropped == {"nothing_to_train": 1}
+
+
+async def test_the_batch_does_not_depend_on_the_order_of_arrival(store, played, batching) -> None:
+    _, batcher = await batching(batch=3)
+    for task in ("c", "a", "b"):
+        await played.session(task)
+    assert [group.task_id for group in (await batcher.next_batch()).groups] == ["a", "b", "c"]
+
+
+async def test_a_resumed_run_knows_the_age_of_tokens_of_the_life_before(store, played, batching) -> None:
+    await batching()  # the first life: label 0, step 0
+    await store.training.advance(Version(1, 1, "first"), [])
+    await store.training.advance(Version(2, 2, "first"), [])
+    gate, batcher = await batching(batch=1, max_lag=1)  # restarts at step 0 under label 3
+    assert gate.current == Version(3, 0, "test")
+    await played.session("ahead", version=2)
+    batch = await batcher.next_batch()
+    assert batch.lag_max <= 0
+
+
+async def test_waiting_says_what_it_waits_for(store, played, batching, monkeypatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("areal.rollout.batcher.SAY_S", 0.0)
+    _, batcher = await batching(batch=3, said=said)
+    await played.session("one")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(batcher.next_batch(), 0.3)
+    assert said[0].startswith("waiting for 2 more groups; 0 sessions running, slots ")
