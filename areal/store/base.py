@@ -5,7 +5,7 @@
         session = await store.sessions.begin(SessionRequest("task-1", key_hash, "w0"))
         await store.sessions.add(interaction)                    # durable when it returns
         await store.sessions.end(session.id, "ended")
-        groups = await store.training.ready(after=None)
+        groups = await store.training.ready()
 
 Everything that returns has been committed with fsync. Counters are derived from rows, never kept beside them
 (settled 1-4, 9, 18). Errors: NoCapacity, Conflict, NotFound, InvalidKey, Unavailable, StoreError. No torch.
@@ -43,24 +43,41 @@ class EndedGroup:
     accepted_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """A session with its sums, for people. Tokens are sampled ones; reward is the sum of the raw rewards, None if there is none.
+
+    fate: running · waiting for its group · accepted · trained at step N · dropped (REASON) · evaluation.
+    """
+
+    session: Session
+    recorded_tokens: int
+    trained_tokens: int
+    masked_tokens: int
+    reward: float | None
+    fate: str
+
+
 class SessionStore(Protocol):
     """Sessions and what they recorded; written by proxies, one short transaction each."""
 
     async def begin(self, request: SessionRequest) -> Session:
         """Admit a session (settled 2, 3): id suffix, open group or a free group slot, insert, in one transaction.
 
-        Raises NoCapacity (429), Unavailable while draining. The same request_id again returns the same session.
+        Raises NoCapacity (429), Unavailable while draining and before the first set_limits, BadRequest for an id that is
+        empty, over-long or has a NUL. The same request_id again returns the same session (compare its key_hash).
         Eval sessions are admitted without a slot. A live session under the same key_hash -> Conflict."""
         ...
 
     async def live(self, key_hash: str) -> Session | None:
-        """The running session under this key, else the newest ended one, else None."""
+        """The running session under this key hash, else the newest ended one, else None."""
         ...
 
     async def get(self, session_id: str) -> Session | None: ...
 
     async def add(self, interaction: Interaction) -> None:
-        """Store one finished interaction; touches last_active_at. Repeating the same id changes nothing."""
+        """Store one finished interaction; touches last_active_at. Repeating the same id changes nothing. Raises
+        InvalidKey when the session has ended (its rows no longer change), NotFound when there is none."""
         ...
 
     async def tag(self, interaction_id: str, tag: Tag) -> None:
@@ -69,38 +86,52 @@ class SessionStore(Protocol):
 
     async def reward(self, session_id: str, reward: float, interaction_id: str | None) -> str:
         """Set (overwrite) a reward; None = the last finished interaction that is no side request, superseded or
-        aborted. Returns the interaction id. Raises NotFound for an unknown id, BadRequest if there is none yet."""
+        aborted; a bare id with choices `<id>#k` rewards all of them. Returns the interaction id. Raises NotFound for an
+        unknown id, BadRequest if there is none yet or the reward is not finite, InvalidKey after the end."""
         ...
 
     async def end(self, session_id: str, ending: Ending) -> Session:
         """End a running session; ending an ended one changes nothing and returns it as it is."""
         ...
 
+    async def exclude(self, session_id: str) -> Session:
+        """Keep a session out of training, also one that has ended; Conflict once it was trained (settled 18)."""
+        ...
+
     async def interactions(self, session_id: str) -> tuple[Interaction, ...]:
-        """In finishing order of `index`."""
+        """By `index`, those of one index in the order in which they finished."""
         ...
 
     async def touch(self, session_id: str) -> None:
         """The session is active now."""
         ...
 
-    async def expire(self, idle_since: float, busy: Sequence[str]) -> tuple[Session, ...]:
+    async def expire(
+        self, idle_since: float, busy: Sequence[str] = (), worker: str | None = None
+    ) -> tuple[Session, ...]:
         """End, as expired, the running sessions last active before `idle_since` (seconds since the epoch), except
-        `busy` ones (a request is in flight). Returns those it ended."""
+        `busy` ones (a request is in flight); only those of `worker` where one is named, since a process knows only which
+        of its own are busy. Returns those it ended."""
         ...
 
 
 class TrainingStore(Protocol):
     """What the controller reads and decides; written by the controller alone."""
 
-    async def set_limits(self, limits: Limits) -> None: ...
+    async def set_limits(self, limits: Limits) -> None:
+        """Publish what begin() applies from now on. Raises ConfigError for limits under which nothing could start."""
+        ...
+
+    async def limits(self) -> Limits | None: ...
 
     async def ready(self) -> tuple[EndedGroup, ...]:
-        """Accepted groups, oldest first. Groups past their time-out are settled here first."""
+        """Accepted groups, in the order in which they opened. Groups past their time-out are settled here first."""
         ...
 
     async def advance(self, version: Version, consumed: Sequence[str]) -> None:
-        """One transaction: the version row and the groups that its step trained (settled 4). Opens their slots."""
+        """One transaction: the version row and the groups that its step trained (settled 4). Opens their slots. The same
+        call again changes nothing. Raises Conflict for a label used otherwise or below the newest, and for a group
+        that is not accepted (any more)."""
         ...
 
     async def drop(self, group_ids: Sequence[str], reason: str) -> None:
@@ -108,7 +139,8 @@ class TrainingStore(Protocol):
         ...
 
     async def account(self, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
-        """How many recorded tokens of a consumed session were trained, and how many masked, by reason."""
+        """How many recorded tokens of a session were trained, and how many masked, by reason; a later call replaces an
+        earlier one. Counted once its group is consumed. Raises ShapeError unless the sum is what it recorded."""
         ...
 
     async def current_version(self) -> Version | None: ...
@@ -118,7 +150,8 @@ class TrainingStore(Protocol):
         ...
 
     async def release_after(self, step: int, incarnation: str) -> int:
-        """Recovery to a checkpoint of `step`: groups consumed by later steps are accepted again. Returns how many."""
+        """Recovery to a checkpoint of `step`: groups consumed by later steps are accepted again, except those of
+        `incarnation` itself, the one that recovers (so it may be called again). Returns how many."""
         ...
 
     async def counts(self) -> Counts: ...
@@ -136,12 +169,35 @@ class Registry(Protocol):
     async def leave(self, worker_id: str) -> None: ...
 
 
+class Reading(Protocol):
+    """Lists and sums for people (dashboard, status, export); reads only, on no request's path."""
+
+    async def recent(self, limit: int = 100, *, running: bool | None = None) -> tuple[SessionSummary, ...]:
+        """Newest first; running True or False takes only those."""
+        ...
+
+    async def session(self, session_id: str) -> SessionSummary | None: ...
+
+    async def dropped_sessions(self) -> dict[str, int]:
+        """Sessions by the reason they are never trained for (empty, expired, reward_failed, excluded, late)."""
+        ...
+
+    async def masked_tokens(self) -> dict[str, int]:
+        """Tokens of consumed sessions by the reason they were masked for."""
+        ...
+
+    async def versions(self, limit: int = 100) -> tuple[Version, ...]:
+        """Newest first."""
+        ...
+
+
 class Store(Protocol):
     """An open store. `async with` closes it; queued writes are committed first."""
 
     sessions: SessionStore
     training: TrainingStore
     registry: Registry
+    reading: Reading
 
     async def __aenter__(self) -> Self: ...
 

@@ -1,0 +1,142 @@
+"""Groups inside a transaction: opening one under the capacity law, and settling one when its sessions have ended.
+
+    group = join(connection, task_id, limits, now)     # an open group of this task, else a new one, else NoCapacity
+    settle(connection, group_seq, now)                 # after a session of it ended
+    settle_overdue(connection, now)                    # groups past their deadline
+
+A group of n runs until n sessions have begun and all have ended. Past its deadline it takes no new session and waits no longer for
+stragglers if enough good sessions have ended; with too few it still waits for those that run (each has its idle time-out), then it
+is dropped. Plain functions on a connection that holds the write lock; sessions.py and training.py call them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from areal.base.errors import NoCapacity, Unavailable
+from areal.base.types import Limits
+from areal.store.admission import survivors_needed, tightest
+from areal.store.codec import from_json
+
+RUNNING = "accepted_at IS NULL AND dropped_at IS NULL"
+WAITING = "accepted_at IS NOT NULL AND consumed_step IS NULL AND dropped_at IS NULL"
+TOO_FEW = "too_few_survivors"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a new session stands: its group's row number and its sample within it."""
+
+    group_seq: int
+    sample: int
+
+
+def read_limits(connection: sqlite3.Connection) -> Limits | None:
+    row = connection.execute("SELECT value FROM settings WHERE name = 'limits'").fetchone()
+    return None if row is None else from_json(row["value"], Limits)
+
+
+def open_limits(connection: sqlite3.Connection) -> Limits:
+    """The published limits; raises Unavailable before there are any, and while the run drains."""
+    limits = read_limits(connection)
+    if limits is None:
+        raise Unavailable(
+            "the run has not opened for sessions yet: its trainer is still starting; retry in a few seconds"
+        )
+    if not limits.accepting:
+        raise Unavailable("the run is draining and takes no new sessions; start it again or use another one")
+    return limits
+
+
+def occupancy(connection: sqlite3.Connection) -> tuple[int, int]:
+    """(running, accepted and waiting) groups."""
+    running = connection.execute(f"SELECT count(*) FROM task_groups WHERE {RUNNING}").fetchone()[0]
+    waiting = connection.execute(f"SELECT count(*) FROM task_groups WHERE {WAITING}").fetchone()[0]
+    return int(running), int(waiting)
+
+
+def join(connection: sqlite3.Connection, task_id: str, limits: Limits, now: float) -> Place:
+    """The next free sample of this task's newest group if that still fills, else sample 0 of a new group."""
+    newest = connection.execute(
+        f"SELECT seq, n_samples FROM task_groups WHERE task_id = ? AND {RUNNING} AND deadline > ? ORDER BY seq DESC LIMIT 1",
+        (task_id, now),
+    ).fetchone()
+    if newest is not None:
+        begun = _begun(connection, newest["seq"])
+        if begun < newest["n_samples"]:
+            return Place(newest["seq"], begun)
+    bound = tightest(limits, *occupancy(connection))
+    if bound.free <= 0:
+        raise NoCapacity(bound.used, bound.limit)
+    opened = connection.execute(
+        "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline) VALUES (?, ?, ?, ?)",
+        (task_id, limits.n_samples, now, now + limits.group_timeout_s),
+    )
+    assert opened.lastrowid is not None
+    return Place(opened.lastrowid, 0)
+
+
+def settle(connection: sqlite3.Connection, group_seq: int, now: float) -> None:
+    """Accept or drop the group if nothing is left to wait for. A group that is settled already stays as it is."""
+    group = connection.execute(
+        f"SELECT n_samples, deadline FROM task_groups WHERE seq = ? AND {RUNNING}", (group_seq,)
+    ).fetchone()
+    if group is None:
+        return
+    live, kept = connection.execute(
+        "SELECT count(*) FILTER (WHERE ending IS NULL), count(*) FILTER (WHERE ending IS NOT NULL AND drop_reason IS NULL) "
+        "FROM sessions WHERE group_seq = ?",
+        (group_seq,),
+    ).fetchone()
+    enough = kept >= survivors_needed(group["n_samples"])
+    overdue = group["deadline"] <= now
+    filled = _begun(connection, group_seq) >= group["n_samples"]
+    if live and not (overdue and enough):
+        return
+    if not filled and not overdue:
+        return
+    if enough:
+        connection.execute("UPDATE task_groups SET accepted_at = ? WHERE seq = ?", (now, group_seq))
+    else:
+        drop(connection, group_seq, _why_too_few(connection, group_seq), now)
+
+
+def settle_again(connection: sqlite3.Connection, group_seq: int, now: float) -> None:
+    """After a session that had ended well was taken out: a waiting group with too few left is dropped."""
+    settle(connection, group_seq, now)
+    waiting = connection.execute(
+        f"SELECT n_samples, (SELECT count(*) FROM sessions WHERE group_seq = g.seq AND ending IS NOT NULL "
+        f"AND drop_reason IS NULL) AS kept FROM task_groups g WHERE seq = ? AND {WAITING}",
+        (group_seq,),
+    ).fetchone()
+    if waiting is not None and waiting["kept"] < survivors_needed(waiting["n_samples"]):
+        drop(connection, group_seq, _why_too_few(connection, group_seq), now)
+
+
+def settle_overdue(connection: sqlite3.Connection, now: float) -> None:
+    for row in overdue(connection, now):
+        settle(connection, row, now)
+
+
+def overdue(connection: sqlite3.Connection, now: float) -> list[int]:
+    """Running groups past their deadline."""
+    rows = connection.execute(f"SELECT seq FROM task_groups WHERE {RUNNING} AND deadline <= ? ORDER BY seq", (now,))
+    return [row["seq"] for row in rows.fetchall()]
+
+
+def drop(connection: sqlite3.Connection, group_seq: int, reason: str, now: float) -> None:
+    connection.execute("UPDATE task_groups SET dropped_at = ?, drop_reason = ? WHERE seq = ?", (now, reason, group_seq))
+
+
+def _begun(connection: sqlite3.Connection, group_seq: int) -> int:
+    return int(connection.execute("SELECT count(*) FROM sessions WHERE group_seq = ?", (group_seq,)).fetchone()[0])
+
+
+def _why_too_few(connection: sqlite3.Connection, group_seq: int) -> str:
+    """The one reason all its sessions failed for, else that too few are left."""
+    rows = connection.execute(
+        "SELECT DISTINCT coalesce(drop_reason, '') AS reason FROM sessions WHERE group_seq = ?", (group_seq,)
+    )
+    reasons = [row["reason"] for row in rows.fetchall()]
+    return reasons[0] if len(reasons) == 1 and reasons[0] else TOO_FEW

@@ -1,0 +1,94 @@
+"""Lists and sums for people (`Reading`): dashboard, status and export look here; nothing here is on a request's path."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from areal.base.types import Version
+from areal.store.base import SessionSummary
+from areal.store.sqlite.database import Database
+from areal.store.sqlite.sessions import SESSION, to_session
+
+_SUMMARY = SESSION.replace(
+    "SELECT s.*,",
+    """SELECT s.*,
+    (SELECT coalesce(sum(output_tokens), 0) FROM interactions i WHERE i.session_seq = s.seq) AS recorded,
+    (SELECT sum(reward) FROM interactions i WHERE i.session_seq = s.seq) AS total_reward,
+    (SELECT coalesce(sum(tokens), 0) FROM token_accounts a WHERE a.session_seq = s.seq AND a.reason = '') AS trained,
+    (SELECT coalesce(sum(tokens), 0) FROM token_accounts a WHERE a.session_seq = s.seq AND a.reason <> '') AS masked,
+    g.accepted_at AS group_accepted_at, g.drop_reason AS group_drop_reason, g.consumed_step AS group_step,""",
+).replace("FROM sessions s", "FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq")
+
+
+class SqliteReading:
+    """Reading."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def recent(self, limit: int = 100, *, running: bool | None = None) -> tuple[SessionSummary, ...]:
+        where = {None: "1", True: "s.ending IS NULL", False: "s.ending IS NOT NULL"}[running]
+        return await self._database.read(
+            lambda connection: _summaries(connection, f"WHERE {where} ORDER BY s.seq DESC LIMIT ?", limit)
+        )
+
+    async def session(self, session_id: str) -> SessionSummary | None:
+        found = await self._database.read(lambda connection: _summaries(connection, "WHERE s.id = ?", session_id))
+        return found[0] if found else None
+
+    async def dropped_sessions(self) -> dict[str, int]:
+        return await self._database.read(
+            lambda connection: _tally(
+                connection,
+                "SELECT drop_reason, count(*) FROM sessions WHERE drop_reason IS NOT NULL GROUP BY drop_reason",
+            )
+        )
+
+    async def masked_tokens(self) -> dict[str, int]:
+        return await self._database.read(
+            lambda connection: _tally(
+                connection,
+                "SELECT a.reason, sum(a.tokens) FROM token_accounts a JOIN sessions s ON s.seq = a.session_seq "
+                "JOIN task_groups g ON g.seq = s.group_seq WHERE a.reason <> '' AND g.consumed_step IS NOT NULL "
+                "GROUP BY a.reason",
+            )
+        )
+
+    async def versions(self, limit: int = 100) -> tuple[Version, ...]:
+        def read(connection: sqlite3.Connection) -> tuple[Version, ...]:
+            rows = connection.execute("SELECT * FROM versions ORDER BY label DESC LIMIT ?", (limit,))
+            return tuple(Version(row["label"], row["step"], row["incarnation"]) for row in rows.fetchall())
+
+        return await self._database.read(read)
+
+
+def _summaries(connection: sqlite3.Connection, rest: str, value: str | int) -> tuple[SessionSummary, ...]:
+    rows = connection.execute(f"{_SUMMARY} {rest}", (value,))
+    return tuple(
+        SessionSummary(
+            session=to_session(row),
+            recorded_tokens=row["recorded"],
+            trained_tokens=row["trained"],
+            masked_tokens=row["masked"],
+            reward=row["total_reward"],
+            fate=_fate(row),
+        )
+        for row in rows.fetchall()
+    )
+
+
+def _fate(row: sqlite3.Row) -> str:
+    if row["ending"] is None:
+        return "running"
+    if row["purpose"] == "eval":
+        return "evaluation"
+    dropped = row["drop_reason"] or row["group_drop_reason"]
+    if dropped:
+        return f"dropped ({dropped})"
+    if row["group_step"] is not None:
+        return f"trained at step {row['group_step']}"
+    return "accepted" if row["group_accepted_at"] is not None else "waiting for its group"
+
+
+def _tally(connection: sqlite3.Connection, query: str) -> dict[str, int]:
+    return dict(connection.execute(query).fetchall())

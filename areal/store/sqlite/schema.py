@@ -1,0 +1,149 @@
+"""The tables of the SQLite store and how an old file becomes a new one.
+
+    migrate(connection, path)      # under the write lock; raises StoreError for a file of a later release or of another program
+
+State is facts, not counters: a group runs while it is neither accepted nor dropped, waits while accepted and neither consumed nor
+dropped, and every count is a SELECT over the partial indices below, which hold only the rows in that state. The small facts
+of an interaction and its arrays lie in two tables, so that setting a reward or summing tokens never touches a blob.
+
+A change of layout appends to MIGRATIONS; the statements that stand there never change.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from areal.base.errors import StoreError
+
+APPLICATION_ID = 0x41524C53  # "ARLS": marks the file as a store of areal
+
+_VERSION_1 = """
+CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+
+CREATE TABLE task_groups (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    task_id TEXT NOT NULL,
+    n_samples INTEGER NOT NULL,
+    opened_at REAL NOT NULL,
+    deadline REAL NOT NULL,
+    accepted_at REAL,
+    dropped_at REAL,
+    drop_reason TEXT,
+    consumed_step INTEGER,
+    consumed_incarnation TEXT
+) STRICT;
+CREATE INDEX groups_of_task ON task_groups (task_id, seq);
+CREATE INDEX groups_running ON task_groups (deadline) WHERE accepted_at IS NULL AND dropped_at IS NULL;
+CREATE INDEX groups_waiting ON task_groups (seq)
+    WHERE accepted_at IS NOT NULL AND consumed_step IS NULL AND dropped_at IS NULL;
+CREATE INDEX groups_dropped ON task_groups (drop_reason) WHERE dropped_at IS NOT NULL;
+CREATE INDEX groups_consumed ON task_groups (consumed_step) WHERE consumed_step IS NOT NULL;
+
+CREATE TABLE sessions (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    task_id TEXT NOT NULL,
+    suffix INTEGER NOT NULL,
+    group_seq INTEGER REFERENCES task_groups (seq),
+    sample INTEGER NOT NULL,
+    key_hash TEXT NOT NULL,
+    worker TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    tags TEXT NOT NULL,
+    request_id TEXT UNIQUE,
+    started_at REAL NOT NULL,
+    last_active_at REAL NOT NULL,
+    ending TEXT,
+    ended_at REAL,
+    drop_reason TEXT
+) STRICT;
+CREATE INDEX sessions_of_task ON sessions (task_id, suffix);
+CREATE INDEX sessions_of_group ON sessions (group_seq);
+CREATE INDEX sessions_of_key ON sessions (key_hash, seq);
+CREATE INDEX sessions_idle ON sessions (last_active_at) WHERE ending IS NULL;
+CREATE INDEX sessions_of_worker ON sessions (worker) WHERE ending IS NULL;
+CREATE INDEX sessions_dropped ON sessions (drop_reason) WHERE drop_reason IS NOT NULL;
+
+CREATE TABLE interactions (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_seq INTEGER NOT NULL REFERENCES sessions (seq),
+    id TEXT NOT NULL UNIQUE,
+    idx INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    reward REAL,
+    tags TEXT NOT NULL,
+    token_parent TEXT,
+    credit_parent TEXT,
+    branch_reason TEXT NOT NULL,
+    model TEXT NOT NULL,
+    finish_reason TEXT NOT NULL,
+    temperature REAL NOT NULL,
+    started_at REAL NOT NULL,
+    finished_at REAL NOT NULL
+) STRICT;
+CREATE INDEX interactions_of_session ON interactions (session_seq, output_tokens);
+
+CREATE TABLE recordings (
+    seq INTEGER PRIMARY KEY REFERENCES interactions (seq),
+    prompt_ids BLOB NOT NULL,
+    token_ids BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    versions BLOB NOT NULL,
+    kept_mass BLOB NOT NULL,
+    constrained BLOB,
+    messages TEXT NOT NULL,
+    reply TEXT NOT NULL,
+    tools TEXT NOT NULL,
+    sampling TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE token_accounts (
+    session_seq INTEGER NOT NULL REFERENCES sessions (seq),
+    reason TEXT NOT NULL, -- '' = trained, else why masked
+    tokens INTEGER NOT NULL,
+    PRIMARY KEY (session_seq, reason)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE versions (label INTEGER PRIMARY KEY, step INTEGER NOT NULL, incarnation TEXT NOT NULL) STRICT;
+
+CREATE TABLE workers (
+    id TEXT PRIMARY KEY, url TEXT NOT NULL, pid INTEGER NOT NULL, host TEXT NOT NULL, heartbeat_at REAL NOT NULL
+) STRICT;
+"""
+
+MIGRATIONS = (_VERSION_1,)
+VERSION = len(MIGRATIONS)
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the file to VERSION in one transaction. A file that is already there is only checked."""
+    if _version(connection, path) == VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(connection, path)  # another process may have done it meanwhile
+        for script in MIGRATIONS[version:]:
+            for statement in script.split(";\n"):
+                if statement.strip():
+                    connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    tables = int(connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
+    if application != APPLICATION_ID and (tables or version or application):
+        raise StoreError(f"{path} is a database of another program; name another file for the store")
+    if version > VERSION:
+        raise StoreError(
+            f"the store {path} has schema version {version}, this release knows up to {VERSION}; "
+            "upgrade areal, or start a new run folder"
+        )
+    return version

@@ -1,0 +1,343 @@
+"""Sessions and what they recorded (`SessionStore`), on one SQLite file.
+
+Every method that writes is one operation of Database.write: committed when it returns, undone alone when it raises. The
+functions below the class run inside the transaction; those of groups.py decide when a group is complete.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from areal.base.errors import BadRequest, Conflict, InvalidKey, NotFound
+from areal.base.types import Ending, Interaction, Session, SessionRequest, Tag
+from areal.store import codec
+from areal.store.sqlite import groups
+from areal.store.sqlite.database import Database
+
+LONGEST_ID = 512  # characters of a task or request id; ids are data, never paths
+
+SESSION = (
+    "SELECT s.*, (SELECT count(*) FROM interactions i WHERE i.session_seq = s.seq) AS interaction_count FROM sessions s"
+)
+# Not what a null interaction_id means (settled 10).
+_NOT_THE_LAST = frozenset({"side_request", "superseded", "aborted"})
+
+_INSERT_FACTS = (
+    f"INSERT INTO interactions (session_seq, {', '.join(codec.FACTS)}) "
+    f"VALUES (:session_seq, {', '.join(':' + name for name in codec.FACTS)})"
+)
+_INSERT_RECORDING = (
+    f"INSERT INTO recordings (seq, {', '.join(codec.RECORDING)}) "
+    f"VALUES (:seq, {', '.join(':' + name for name in codec.RECORDING)})"
+)
+
+
+class SqliteSessions:
+    """SessionStore. `clock` returns seconds since the epoch."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def begin(self, request: SessionRequest) -> Session:
+        _check_id("task_id", request.task_id)
+        if request.request_id is not None:
+            _check_id("request_id", request.request_id)
+        return await self._database.write(lambda connection: _begin(connection, request, self._clock()))
+
+    async def live(self, key_hash: str) -> Session | None:
+        # A key has at most one running session, and that one is its newest.
+        return await self._database.read(
+            lambda connection: _one(connection, "WHERE s.key_hash = ? ORDER BY s.seq DESC LIMIT 1", key_hash)
+        )
+
+    async def get(self, session_id: str) -> Session | None:
+        return await self._database.read(lambda connection: _one(connection, "WHERE s.id = ?", session_id))
+
+    async def add(self, interaction: Interaction) -> None:
+        facts, recording = codec.encode(interaction)  # the caller's thread pays for the encoding, not the writer's
+        await self._database.write(
+            lambda connection: _add(connection, interaction.session_id, facts, recording, self._clock())
+        )
+
+    async def tag(self, interaction_id: str, tag: Tag) -> None:
+        await self._database.write(lambda connection: _tag(connection, interaction_id, tag))
+
+    async def reward(self, session_id: str, reward: float, interaction_id: str | None) -> str:
+        if not math.isfinite(reward):
+            raise BadRequest(f"reward is {reward}; it must be a finite number", param="reward")
+        return await self._database.write(
+            lambda connection: _reward(connection, session_id, float(reward), interaction_id, self._clock())
+        )
+
+    async def end(self, session_id: str, ending: Ending) -> Session:
+        return await self._database.write(lambda connection: _end(connection, session_id, ending, self._clock()))
+
+    async def exclude(self, session_id: str) -> Session:
+        return await self._database.write(lambda connection: _exclude(connection, session_id, self._clock()))
+
+    async def interactions(self, session_id: str) -> tuple[Interaction, ...]:
+        return await self._database.read(lambda connection: read_interactions(connection, session_id))
+
+    async def touch(self, session_id: str) -> None:
+        def touch(connection: sqlite3.Connection) -> None:
+            _touch(connection, _running(connection, session_id)["seq"], self._clock())
+
+        await self._database.write(touch)
+
+    async def expire(
+        self, idle_since: float, busy: Sequence[str] = (), worker: str | None = None
+    ) -> tuple[Session, ...]:
+        idle = await self._database.read(lambda connection: _idle(connection, idle_since, set(busy), worker))
+        if not idle:
+            return ()
+
+        def expire(connection: sqlite3.Connection) -> tuple[Session, ...]:
+            # Once more under the lock: a call may have touched one of them since the look above.
+            still = _idle(connection, idle_since, set(busy), worker)
+            return tuple(_end(connection, session_id, "expired", self._clock()) for session_id in still)
+
+        return await self._database.write(expire)
+
+
+# -- inside the transaction ------------------------------------------------------------------------
+
+
+def _begin(connection: sqlite3.Connection, request: SessionRequest, now: float) -> Session:
+    if request.request_id is not None:
+        again = _one(connection, "WHERE s.request_id = ?", request.request_id)
+        if again is not None:
+            if again.task_id != request.task_id:
+                raise Conflict(
+                    f"request_id {request.request_id!r} already started a session of task {again.task_id!r}; "
+                    "use a new request_id"
+                )
+            return again
+    limits = groups.open_limits(connection)
+    taken = _one(connection, "WHERE s.key_hash = ? AND s.ending IS NULL ORDER BY s.seq DESC LIMIT 1", request.key_hash)
+    if taken is not None:
+        raise Conflict(f"this key already has the running session {taken.id!r}; end or refresh it first")
+    groups.settle_overdue(connection, now)
+    place = None if request.purpose == "eval" else groups.join(connection, request.task_id, limits, now)
+    session_id, suffix = _free_id(connection, request.task_id)
+    connection.execute(
+        "INSERT INTO sessions (id, task_id, suffix, group_seq, sample, key_hash, worker, purpose, tags, request_id, "
+        "started_at, last_active_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            session_id,
+            request.task_id,
+            suffix,
+            place.group_seq if place else None,
+            place.sample if place else 0,
+            request.key_hash,
+            request.worker,
+            request.purpose,
+            codec.to_json(request.tags),
+            request.request_id,
+            now,
+            now,
+        ),
+    )
+    return _must_get(connection, session_id)
+
+
+def _free_id(connection: sqlite3.Connection, task_id: str) -> tuple[str, int]:
+    """The task id, else it with the next suffix that no session has ("a-1" may be another task's own name)."""
+    newest = connection.execute("SELECT max(suffix) FROM sessions WHERE task_id = ?", (task_id,)).fetchone()[0]
+    suffix = 0 if newest is None else newest + 1
+    while True:
+        session_id = f"{task_id}-{suffix}" if suffix else task_id
+        if connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone() is None:
+            return session_id, suffix
+        suffix += 1
+
+
+def _add(
+    connection: sqlite3.Connection, session_id: str, facts: dict[str, Any], recording: dict[str, Any], now: float
+) -> None:
+    known = connection.execute(
+        "SELECT s.id FROM interactions i JOIN sessions s ON s.seq = i.session_seq WHERE i.id = ?", (facts["id"],)
+    ).fetchone()
+    if known is not None:
+        if known["id"] != session_id:
+            raise Conflict(f"interaction id {facts['id']!r} belongs to session {known['id']!r}; ids are used once")
+        return
+    session = _running(connection, session_id)
+    row = connection.execute(_INSERT_FACTS, {"session_seq": session["seq"], **facts})
+    connection.execute(_INSERT_RECORDING, {"seq": row.lastrowid, **recording})
+    _touch(connection, session["seq"], now)
+
+
+def _tag(connection: sqlite3.Connection, interaction_id: str, tag: Tag) -> None:
+    row = connection.execute("SELECT seq, tags FROM interactions WHERE id = ?", (interaction_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"no interaction {interaction_id!r}; use the id of an answer")
+    tags = codec.from_json(row["tags"], list[str])
+    if tag not in tags:
+        connection.execute("UPDATE interactions SET tags = ? WHERE seq = ?", (codec.to_json([*tags, tag]), row["seq"]))
+
+
+def _reward(
+    connection: sqlite3.Connection, session_id: str, reward: float, interaction_id: str | None, now: float
+) -> str:
+    session = _running(connection, session_id)
+    rows = connection.execute(
+        "SELECT seq, id, tags FROM interactions WHERE session_seq = ? ORDER BY seq DESC", (session["seq"],)
+    )
+    if interaction_id is None:
+        last = next((row for row in rows if not _NOT_THE_LAST & set(codec.from_json(row["tags"], list[str]))), None)
+        if last is None:
+            raise BadRequest(
+                f"session {session_id!r} has no finished interaction yet; reward it after its first answer",
+                param="interaction_id",
+            )
+        chosen, name = [last], str(last["id"])
+    else:
+        # The bare id of a call with n > 1 choices means all of them; choice k is "<id>#k" (settled 15).
+        name = interaction_id
+        chosen = [row for row in rows if row["id"] == name or row["id"].rpartition("#")[0] == name]
+        if not chosen:
+            raise NotFound(f"session {session_id!r} has no interaction {name!r}; use the id of one of its answers")
+    for row in chosen:
+        connection.execute("UPDATE interactions SET reward = ? WHERE seq = ?", (reward, row["seq"]))
+    _touch(connection, session["seq"], now)
+    return name
+
+
+def _end(connection: sqlite3.Connection, session_id: str, ending: Ending, now: float) -> Session:
+    session = _must_get(connection, session_id)
+    if session.ending is not None:
+        return session
+    row = _running(connection, session_id)
+    connection.execute(
+        "UPDATE sessions SET ending = ?, ended_at = ?, drop_reason = ? WHERE seq = ?",
+        (ending, now, _why_dropped(connection, row, ending), row["seq"]),
+    )
+    if row["group_seq"] is not None:
+        groups.settle(connection, row["group_seq"], now)
+    return _must_get(connection, session_id)
+
+
+def _why_dropped(connection: sqlite3.Connection, session: sqlite3.Row, ending: Ending) -> str | None:
+    """Why a session that ends like this is never trained; None for one that is (settled 9)."""
+    if session["purpose"] == "eval":
+        return None  # never a candidate for training, so never dropped from it
+    if ending in ("reward_failed", "excluded"):
+        return ending
+    total, rewarded = connection.execute(
+        "SELECT count(*), count(reward) FROM interactions WHERE session_seq = ?", (session["seq"],)
+    ).fetchone()
+    if total == 0:
+        return "empty"
+    if ending == "expired" and rewarded == 0:
+        return "expired"
+    settled = connection.execute(
+        f"SELECT 1 FROM task_groups WHERE seq = ? AND NOT ({groups.RUNNING})", (session["group_seq"],)
+    ).fetchone()
+    return "late" if settled else None  # its group went on without it
+
+
+def _exclude(connection: sqlite3.Connection, session_id: str, now: float) -> Session:
+    session = _must_get(connection, session_id)
+    if session.ending is None:
+        return _end(connection, session_id, "excluded", now)
+    row = connection.execute(
+        "SELECT s.seq, s.group_seq, g.consumed_step FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq "
+        "WHERE s.id = ?",
+        (session_id,),
+    ).fetchone()
+    if row["consumed_step"] is not None:
+        raise Conflict(
+            f"session {session_id!r} was trained at step {row['consumed_step']}; it cannot be excluded any more"
+        )
+    if row["group_seq"] is not None:
+        connection.execute("UPDATE sessions SET drop_reason = 'excluded' WHERE seq = ?", (row["seq"],))
+        groups.settle_again(connection, row["group_seq"], now)
+    return _must_get(connection, session_id)
+
+
+def _idle(connection: sqlite3.Connection, idle_since: float, busy: set[str], worker: str | None) -> list[str]:
+    rows = connection.execute(
+        "SELECT id FROM sessions WHERE ending IS NULL AND last_active_at < ?1 AND coalesce(?2, worker) = worker ORDER BY seq",
+        (idle_since, worker),
+    )
+    return [row["id"] for row in rows.fetchall() if row["id"] not in busy]
+
+
+def _touch(connection: sqlite3.Connection, session_seq: int, now: float) -> None:
+    connection.execute("UPDATE sessions SET last_active_at = max(last_active_at, ?) WHERE seq = ?", (now, session_seq))
+
+
+# -- rows to nouns ---------------------------------------------------------------------------------
+
+
+def _running(connection: sqlite3.Connection, session_id: str) -> sqlite3.Row:
+    """The row of a running session; raises NotFound, or InvalidKey when it has ended."""
+    row: sqlite3.Row | None = connection.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"no session {session_id!r}; start one with POST /rl/start_session")
+    if row["ending"] is not None:
+        raise InvalidKey(f"session {session_id!r} has {row['ending']}; start a new one with POST /rl/start_session")
+    return row
+
+
+def _one(connection: sqlite3.Connection, where: str, value: str) -> Session | None:
+    row = connection.execute(f"{SESSION} {where}", (value,)).fetchone()
+    return None if row is None else to_session(row)
+
+
+def _must_get(connection: sqlite3.Connection, session_id: str) -> Session:
+    session = _one(connection, "WHERE s.id = ?", session_id)
+    if session is None:
+        raise NotFound(f"no session {session_id!r}; start one with POST /rl/start_session")
+    return session
+
+
+def to_session(row: sqlite3.Row) -> Session:
+    """A row of the SESSION query."""
+    return Session(
+        id=row["id"],
+        task_id=row["task_id"],
+        group_id="" if row["group_seq"] is None else group_id(row["group_seq"]),
+        sample=row["sample"],
+        key_hash=row["key_hash"],
+        worker=row["worker"],
+        purpose=row["purpose"],
+        tags=codec.from_json(row["tags"], dict[str, str]),
+        started_at=row["started_at"],
+        last_active_at=row["last_active_at"],
+        ending=row["ending"],
+        ended_at=row["ended_at"],
+        interaction_count=row["interaction_count"],
+    )
+
+
+def read_interactions(connection: sqlite3.Connection, session_id: str) -> tuple[Interaction, ...]:
+    """In start order (`index`), then in the order in which they finished."""
+    rows = connection.execute(
+        "SELECT i.*, r.* FROM sessions s JOIN interactions i ON i.session_seq = s.seq JOIN recordings r ON r.seq = i.seq "
+        "WHERE s.id = ? ORDER BY i.idx, i.seq",
+        (session_id,),
+    )
+    return tuple(codec.decode(row, session_id) for row in rows.fetchall())
+
+
+def group_id(group_seq: int) -> str:
+    """The public id of a group's row number."""
+    return f"g{group_seq}"
+
+
+def _check_id(name: str, value: str) -> None:
+    if not value or len(value) > LONGEST_ID or "\0" in value:
+        raise BadRequest(
+            f"{name} has {len(value)} characters{' and a NUL' * (chr(0) in value)}; "
+            f"it must have 1 to {LONGEST_ID} and no NUL character",
+            param=name,
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{name} is not valid Unicode text (a lone surrogate); send UTF-8", param=name) from error

@@ -1,0 +1,183 @@
+"""What the controller reads and decides (`TrainingStore`), on one SQLite file.
+
+Consumption is written together with the version whose step trained it, so a crash between the two cannot exist. All counts are
+derived (counts.py).
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from areal.base.errors import Conflict, NotFound, ShapeError
+from areal.base.types import Counts, Limits, Session, Version
+from areal.store import codec
+from areal.store.admission import check_limits
+from areal.store.base import EndedGroup
+from areal.store.sqlite import counts, groups
+from areal.store.sqlite.database import Database
+from areal.store.sqlite.sessions import SESSION, group_id, to_session
+
+
+class SqliteTraining:
+    """TrainingStore. `clock` returns seconds since the epoch."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def set_limits(self, limits: Limits) -> None:
+        check_limits(limits)
+
+        def publish(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT INTO settings (name, value) VALUES ('limits', ?) "
+                "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                (codec.to_json(limits),),
+            )
+
+        await self._database.write(publish)
+
+    async def limits(self) -> Limits | None:
+        return await self._database.read(groups.read_limits)
+
+    async def ready(self) -> tuple[EndedGroup, ...]:
+        if await self._database.read(lambda connection: groups.overdue(connection, self._clock())):
+            await self._database.write(lambda connection: groups.settle_overdue(connection, self._clock()))
+        return await self._database.read(_ready)
+
+    async def advance(self, version: Version, consumed: Sequence[str]) -> None:
+        await self._database.write(lambda connection: _advance(connection, version, consumed))
+
+    async def drop(self, group_ids: Sequence[str], reason: str) -> None:
+        await self._database.write(lambda connection: _drop(connection, group_ids, reason, self._clock()))
+
+    async def account(self, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
+        await self._database.write(lambda connection: _account(connection, session_id, trained, masked))
+
+    async def current_version(self) -> Version | None:
+        return await self._database.read(_current_version)
+
+    async def version(self, label: int) -> Version | None:
+        return await self._database.read(lambda connection: _version(connection, label))
+
+    async def release_after(self, step: int, incarnation: str) -> int:
+        return await self._database.write(lambda connection: _release_after(connection, step, incarnation))
+
+    async def counts(self) -> Counts:
+        return await self._database.read(counts.read)
+
+
+# -- inside the transaction ------------------------------------------------------------------------
+
+
+def _ready(connection: sqlite3.Connection) -> tuple[EndedGroup, ...]:
+    members: dict[int, list[Session]] = defaultdict(list)
+    rows = connection.execute(
+        f"{SESSION} WHERE s.group_seq IN (SELECT seq FROM task_groups WHERE {groups.WAITING}) "
+        "AND s.ending IS NOT NULL AND s.drop_reason IS NULL ORDER BY s.group_seq, s.sample"
+    )
+    for row in rows.fetchall():
+        members[row["group_seq"]].append(to_session(row))
+    waiting = connection.execute(f"SELECT * FROM task_groups WHERE {groups.WAITING} ORDER BY seq")
+    return tuple(
+        EndedGroup(group_id(row["seq"]), row["task_id"], tuple(members[row["seq"]]), row["accepted_at"])
+        for row in waiting.fetchall()
+    )
+
+
+def _advance(connection: sqlite3.Connection, version: Version, consumed: Sequence[str]) -> None:
+    known = _version(connection, version.label)
+    newest = _current_version(connection)
+    if known is None and newest is not None and newest.label > version.label:
+        raise Conflict(f"version label {version.label} is below the newest one, {newest.label}; labels only grow")
+    if known is not None and known != version:
+        raise Conflict(
+            f"version label {version.label} already stands for step {known.step} of {known.incarnation!r}; "
+            "labels are never reused: take the next one"
+        )
+    connection.execute(
+        "INSERT OR IGNORE INTO versions (label, step, incarnation) VALUES (?, ?, ?)",
+        (version.label, version.step, version.incarnation),
+    )
+    for row in _groups(connection, consumed):
+        mine = (row["consumed_step"], row["consumed_incarnation"]) == (version.step, version.incarnation)
+        if mine:
+            continue  # the same call again, its answer was lost
+        if row["accepted_at"] is None or row["dropped_at"] is not None or row["consumed_step"] is not None:
+            raise Conflict(f"group {group_id(row['seq'])} is {_state(row)}; only an accepted group can be consumed")
+        connection.execute(
+            "UPDATE task_groups SET consumed_step = ?, consumed_incarnation = ? WHERE seq = ?",
+            (version.step, version.incarnation, row["seq"]),
+        )
+
+
+def _drop(connection: sqlite3.Connection, group_ids: Sequence[str], reason: str, now: float) -> None:
+    for row in _groups(connection, group_ids):
+        if row["consumed_step"] is not None:
+            raise Conflict(f"group {group_id(row['seq'])} is {_state(row)}; it cannot be dropped any more")
+        if row["dropped_at"] is None:
+            groups.drop(connection, row["seq"], reason, now)
+
+
+def _account(connection: sqlite3.Connection, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
+    session = connection.execute("SELECT seq FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    if session is None:
+        raise NotFound(f"no session {session_id!r} to account for")
+    recorded = connection.execute(
+        "SELECT coalesce(sum(output_tokens), 0) FROM interactions WHERE session_seq = ?", (session["seq"],)
+    ).fetchone()[0]
+    if trained + sum(masked.values()) != recorded or min(trained, *masked.values(), 0) < 0:
+        raise ShapeError(
+            f"session {session_id!r} recorded {recorded} tokens, but {trained} trained and {dict(masked)} masked do not add "
+            "up to them; every sampled token is trained or masked exactly once"
+        )
+    connection.execute("DELETE FROM token_accounts WHERE session_seq = ?", (session["seq"],))
+    connection.executemany(
+        "INSERT INTO token_accounts (session_seq, reason, tokens) VALUES (?, ?, ?)",
+        [(session["seq"], reason, tokens) for reason, tokens in {**masked, "": trained}.items()],
+    )
+
+
+def _release_after(connection: sqlite3.Connection, step: int, incarnation: str) -> int:
+    lost = "consumed_step > ? AND consumed_incarnation <> ?"
+    connection.execute(
+        "DELETE FROM token_accounts WHERE session_seq IN (SELECT s.seq FROM sessions s "
+        f"JOIN task_groups g ON g.seq = s.group_seq WHERE {lost})",
+        (step, incarnation),
+    )
+    released = connection.execute(
+        f"UPDATE task_groups SET consumed_step = NULL, consumed_incarnation = NULL WHERE {lost}", (step, incarnation)
+    )
+    return released.rowcount
+
+
+def _version(connection: sqlite3.Connection, label: int) -> Version | None:
+    row = connection.execute("SELECT * FROM versions WHERE label = ?", (label,)).fetchone()
+    return None if row is None else Version(row["label"], row["step"], row["incarnation"])
+
+
+def _current_version(connection: sqlite3.Connection) -> Version | None:
+    row = connection.execute("SELECT * FROM versions ORDER BY label DESC LIMIT 1").fetchone()
+    return None if row is None else Version(row["label"], row["step"], row["incarnation"])
+
+
+def _groups(connection: sqlite3.Connection, group_ids: Sequence[str]) -> list[sqlite3.Row]:
+    rows = []
+    for name in group_ids:
+        number = int(name[1:]) if re.fullmatch(r"g\d{1,18}", name, re.ASCII) else 0
+        row = connection.execute("SELECT * FROM task_groups WHERE seq = ?", (number,)).fetchone()
+        if row is None:
+            raise NotFound(f"no group {name!r}; use the ids that ready() returned")
+        rows.append(row)
+    return rows
+
+
+def _state(group: sqlite3.Row) -> str:
+    if group["dropped_at"] is not None:
+        return f"dropped ({group['drop_reason']})"
+    if group["consumed_step"] is not None:
+        return f"consumed by step {group['consumed_step']} of {group['consumed_incarnation']!r}"
+    return "still running"
