@@ -1,0 +1,242 @@
+"""The gateway's ASGI app: one URL for every client, whichever worker holds its session.
+
+    app = GatewayApp(attachment, splice, Control(attachment, secret), loopback=True, body_limit=32 << 20)
+
+Plain ASGI, so that nothing stands between the client's bytes and the worker's. Model and session routes are routed by
+key and spliced; health, models, metrics and what clients probe for are answered here; /control/… is how a run attaches.
+Errors come in the shape of the protocol whose path was called, each with its request id. Keeps nothing that it could
+not read again. Used by server.py; routing.py, splice.py, exchange.py and attachment.py do the work.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from urllib.parse import urlsplit
+
+import orjson
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from starlette.types import Receive, Scope, Send
+
+import areal
+from areal.base.errors import ArealError, Forbidden, NotFound, StoreError
+from areal.base.logs import Log
+from areal.gateway.attachment import Attachment
+from areal.gateway.control import Control
+from areal.gateway.exchange import Exchange
+from areal.gateway.paths import Route, dialect_of, find_route
+from areal.gateway.routing import KeyRouter, Router, Target, check_admin, refreshed_worker
+from areal.gateway.splice import Splice, WorkerRefused
+from areal.web.address import is_loopback
+from areal.web.auth import opens, presented_keys
+from areal.web.body import ClientGone
+
+_log = logging.getLogger("areal.Gateway")
+_line = Log("gateway")
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MethodNotAllowed(ArealError):
+    """The path is known, the method is not."""
+
+    status = 405
+    type = "invalid_request_error"
+    should_retry = False
+
+
+class InternalError(ArealError):
+    """A bug in the gateway; the log has its traceback."""
+
+
+class GatewayApp:
+    """One per process. loopback: bound to this machine only, so Host and Origin must name it (DNS rebinding)."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        splice: Splice,
+        control: Control,
+        *,
+        loopback: bool,
+        body_limit: int,
+        router: Router | None = None,
+    ) -> None:
+        self._attachment, self._splice, self._control = attachment, splice, control
+        self._loopback, self._body_limit = loopback, body_limit
+        self._router = router or KeyRouter()
+        self._own = {
+            "health": self._health,
+            "models": self._models,
+            "metrics": self._metrics,
+            "hello": self._hello,
+            "root": self._hello,
+        }
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "areal_gateway_requests", "Requests answered.", ("route", "status"), registry=self._registry
+        )
+        self._running = Gauge("areal_gateway_running_requests", "Requests under way.", registry=self._registry)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        path: str = scope["path"]
+        control = path.startswith("/control/")
+        route = Route("control", ("POST",), "none") if control else find_route(path)
+        known = route or Route("unknown", (scope["method"],), "none", dialect_of(path))
+        exchange = Exchange(scope, receive, send, known, self._body_limit)
+        began = time.perf_counter()
+        self._running.inc()
+        try:
+            self._check_caller(scope, exchange)
+            if route is None:
+                raise NotFound(f"there is no {path}; the routes are listed in docs/http.md")
+            if exchange.method not in route.methods:
+                raise MethodNotAllowed(f"{path} takes {' or '.join(route.methods)}, not {exchange.method}")
+            if control:
+                await exchange.answer(orjson.dumps(await self._control.answer(path[9:], await exchange.body.read())))
+            else:
+                await self._serve(exchange)
+        except ClientGone:
+            exchange.status = 499
+        except ArealError as error:
+            await exchange.refuse(error)
+        except Exception:
+            _log.exception("request %s failed", exchange.request_id)
+            exchange.broken = "a bug in the gateway, see its log"
+            if not exchange.status:
+                await exchange.refuse(
+                    InternalError(f"the gateway failed; its log says why under {exchange.request_id}")
+                )
+        finally:
+            self._running.dec()
+            self._note(exchange, began)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        own = self._own.get(exchange.route.name)
+        if own is not None:
+            await own(exchange)
+        elif exchange.route.name == "start_session":
+            await self._start_session(exchange)
+        else:
+            run = self._attachment.run()
+            target = await self._router.route(exchange, run)
+            await exchange.body.peek()
+            try:
+                await self._forward(exchange, target)
+            except WorkerRefused:
+                await run.directory.live(anew=True)
+                again = await run.directory.find(target.worker)
+                if again.url == target.url:
+                    raise
+                await self._forward(exchange, Target(again.worker, again.url, target.headers))
+
+    async def _start_session(self, exchange: Exchange) -> None:
+        """On the worker of the key that is refreshed, else on the live worker with the fewest sessions."""
+        run = self._attachment.run()
+        check_admin(presented_keys(exchange.headers), run, "start_session")
+        held_by = await refreshed_worker(exchange, run)
+        targets = await run.directory.by_load() if held_by is None else [held_by]
+        for place, target in enumerate(targets, start=1):
+            with run.directory.starting(target):
+                try:
+                    await self._forward(exchange, target)
+                    return
+                except WorkerRefused:
+                    run.directory.refused(target)
+                    if place == len(targets):
+                        raise
+
+    async def _forward(self, exchange: Exchange, target: Target) -> None:
+        exchange.worker = target.worker
+        await self._splice.forward(exchange, target)
+
+    async def _health(self, exchange: Exchange) -> None:
+        facts = {"status": "ok", "workers": 0, "run_id": self._attachment.run_id, "areal": areal.__version__}
+        if self._attachment.run_id is not None:
+            try:
+                facts["workers"] = len(await self._attachment.run().directory.live())
+            except StoreError as error:
+                facts |= {"status": "degraded", "reason": str(error)}
+        await exchange.answer(orjson.dumps(facts))
+
+    async def _models(self, exchange: Exchange) -> None:
+        run = self._attachment.run()
+        presented = presented_keys(exchange.headers)
+        if not opens(presented, run.admin_key):
+            run.keys.session_key(presented)
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "areal",
+                "type": "model",
+                "display_name": name,
+                "created_at": "1970-01-01T00:00:00Z",
+            }
+            for name in run.model_names
+        ]
+        names = run.model_names
+        page = {"object": "list", "data": models, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+        await exchange.answer(orjson.dumps(page))
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        await exchange.answer(generate_latest(self._registry), content_type=_PROMETHEUS)
+
+    async def _hello(self, exchange: Exchange) -> None:
+        await exchange.answer(orjson.dumps({"service": "areal gateway", "areal": areal.__version__}))
+
+    def _check_caller(self, scope: Scope, exchange: Exchange) -> None:
+        """Raises Forbidden for a page of another site in this user's browser, and for remote readers of metrics."""
+        client = scope.get("client")
+        if exchange.route.name in ("metrics", "control") and client and not is_loopback(client[0]):
+            raise Forbidden(f"{exchange.route.name} answers on loopback only; ask from the gateway's own host")
+        if not self._loopback:
+            return
+        host = exchange.header(b"host")
+        if host is not None and not _names_loopback(f"//{host.decode('latin-1')}"):
+            raise Forbidden(
+                f"this gateway is bound to loopback, but was called as {host.decode('latin-1')!r}; use http://127.0.0.1:PORT, "
+                "or set rollout.agent.gateway_host"
+            )
+        origin = exchange.header(b"origin")
+        if origin is not None and not _names_loopback(origin.decode("latin-1")):
+            raise Forbidden(f"pages of {origin.decode('latin-1')!r} may not call a gateway on loopback")
+
+    def _note(self, exchange: Exchange, began: float) -> None:
+        """Count the request; log what failed, and with --log-level debug everything."""
+        self._requests.labels(exchange.route.name, str(exchange.status)).inc()
+        failed = exchange.status >= 400 or exchange.broken
+        if failed or _log.isEnabledFor(logging.DEBUG):
+            _line.line(
+                route=exchange.route.name,
+                status=exchange.status,
+                elapsed_ms=round((time.perf_counter() - began) * 1000, 1),
+                worker=exchange.worker,
+                request_id=exchange.request_id,
+                **({"broken": exchange.broken} if exchange.broken else {}),
+            )
+
+
+def _names_loopback(url: str) -> bool:
+    """Whether a URL's host is loopback as written. Never resolved: a rebound name would resolve to loopback."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """What is opened is opened and closed by server.py around the serving."""
+    for event in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{event}.complete"})

@@ -1,0 +1,110 @@
+"""Which run this gateway serves: none yet, the one it was started for, or one that attached to it.
+
+    async with Attachment(port=9000, loopback=True) as attachment:
+        await attachment.attach(facts)            # opens the run's store and signing key
+        run = attachment.run()                    # raises Unavailable (503) while there is none
+
+The run's facts lie in a file (state.py), so a gateway that restarts serves the same run again. A run whose controller
+process has ended is let go by itself, and the gateway is free for the next one. Errors: Conflict (another run lives),
+ConfigError. Used by app.py and control.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+from areal.base.errors import ConfigError, Conflict, Unavailable
+from areal.base.logs import announce
+from areal.base.redact import protect
+from areal.gateway import state
+from areal.gateway.routing import Directory, Run
+from areal.gateway.state import RunFacts
+from areal.store import open_store
+from areal.web.auth import DEFAULT_ADMIN_KEY, SessionKeys, load_or_create_signing_key
+
+_LOOK_EVERY_S = 1.0  # how often the controller's process is looked at
+
+
+class Attachment:
+    """At most one run. Every method belongs to one event loop."""
+
+    def __init__(self, *, port: int, loopback: bool) -> None:
+        self.port = port
+        self.model_names: tuple[str, ...] = ("default",)
+        self._loopback = loopback
+        self._facts: RunFacts | None = None
+        self._run: Run | None = None
+        self._open = AsyncExitStack()
+        self._changing = asyncio.Lock()
+        self._looked_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._open.aclose()
+        self._run = None
+
+    @property
+    def run_id(self) -> str | None:
+        """The run that is served now, None if there is none."""
+        return self._run.id if self._run is not None and self._facts is not None and self._lives(self._facts) else None
+
+    def run(self) -> Run:
+        """The run. Raises Unavailable while none is attached, or when it has ended."""
+        if self._run is None:
+            raise Unavailable("no training run is attached yet; start one (python -m areal.train --config …) and retry")
+        if self.run_id is None:
+            raise Unavailable("the training run of this gateway has ended; start it again (it resumes) and retry")
+        return self._run
+
+    async def attach(self, facts: RunFacts) -> None:
+        """Serve this run. The same run again is a refresh of its facts. Raises Conflict, ConfigError, StoreError."""
+        async with self._changing:
+            current = self._facts
+            if current is not None and current.run_id != facts.run_id and self._lives(current):
+                raise Conflict(
+                    f"this gateway serves run {current.run_id} (process {current.pid}); stop it, or start another gateway "
+                    "with another --port"
+                )
+            if not self._loopback and facts.admin_api_key == DEFAULT_ADMIN_KEY:
+                raise ConfigError(
+                    f"the default admin key {DEFAULT_ADMIN_KEY!r} works on loopback only; "
+                    "set rollout.agent.admin_api_key, or bind the gateway to 127.0.0.1"
+                )
+            protect(facts.admin_api_key)
+            stack = AsyncExitStack()
+            store = await stack.enter_async_context(await open_store(facts.store_url))
+            keys = SessionKeys(load_or_create_signing_key(Path(facts.signing_key_path)))
+            run = Run(facts.run_id, Directory(store.registry), keys, facts.admin_api_key, facts.model_names)
+            before, self._open = self._open, stack
+            self._run, self._facts = run, facts
+            await before.aclose()
+            announce("Gateway", f"serves run {facts.run_id} (process {facts.pid})")
+
+    async def detach(self, run_id: str | None = None) -> None:
+        """Let the run go; with an id only if it is this one."""
+        async with self._changing:
+            if self._run is None or (run_id is not None and self._run.id != run_id):
+                return
+            announce("Gateway", f"let go of run {self._run.id}")
+            self._run = self._facts = None
+            before, self._open = self._open, AsyncExitStack()
+            await before.aclose()
+
+    async def restore(self) -> None:
+        """Serve the run that was attached to this port before the gateway restarted, if it still lives."""
+        facts = state.read_run(self.port)
+        if facts is not None:
+            await self.attach(facts)
+
+    def _lives(self, facts: RunFacts) -> bool:
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._alive = state.alive(facts.pid)
+            self._looked_at = now
+        return self._alive

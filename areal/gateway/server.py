@@ -1,0 +1,152 @@
+"""The gateway process: `python -m areal.gateway.server --config configs/taotoken_router.yaml --port 9000`.
+
+Binds its port before anything else (a taken port is one sentence and exit 2), writes gateway.log from its first second,
+prints `Gateway ready at http://…`. Alone it answers model calls with 503 until a training run attaches (attach.py); as
+the child of a run (`--spec FILE`, docs/architecture.md) it serves that run from the start. SIGTERM lets running streams
+finish within a bound and exits 0. Keeps no state: another one on the same port serves the same sessions. No torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import uvloop
+
+from areal.base.errors import ArealError, ConfigError
+from areal.base.logs import LEVELS, Level, announce, open_log, warn
+from areal.cluster.child import ChildSpec, report_ready, run_child
+from areal.config.load import load_config
+from areal.config.run import RunConfig
+from areal.gateway import state
+from areal.gateway.app import GatewayApp
+from areal.gateway.attachment import Attachment
+from areal.gateway.control import Control
+from areal.gateway.splice import Splice
+from areal.gateway.state import GatewayFacts, RunFacts
+from areal.web.address import bind, is_loopback, url_of
+from areal.web.serve import serve
+
+DEFAULT_PORT = 9000
+DEFAULT_LOG_DIR = "logs/areal_async"
+GRACE_S = 8.0  # below the 10 s after which a scheduler kills its children
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a gateway is started with. facts: the run it serves; None: a run attaches later."""
+
+    body_limit: int
+    facts: RunFacts | None = None
+
+
+async def serve_gateway(listener: socket.socket, settings: Settings, ready: Callable[[str], None]) -> None:
+    """Serve on a bound socket until SIGTERM. ready(url) is called once it answers. Raises ConfigError, StoreError."""
+    address, port = listener.getsockname()[:2]
+    loopback, url, secret = is_loopback(address), url_of(listener), secrets.token_urlsafe(32)
+    state.write(state.gateway_file(port), GatewayFacts(port=port, pid=os.getpid(), url=url, secret=secret))
+    try:
+        async with Attachment(port=port, loopback=loopback) as attachment, Splice() as splice:
+            if settings.facts is not None:
+                await attachment.attach(settings.facts)
+            else:
+                await _restore(attachment)
+            control = Control(attachment, secret)
+            app = GatewayApp(attachment, splice, control, loopback=loopback, body_limit=settings.body_limit)
+            await serve(app, listener, ready=ready, grace_s=GRACE_S)
+    finally:
+        state.remove(state.gateway_file(port), os.getpid())
+
+
+async def _restore(attachment: Attachment) -> None:
+    """A run that was attached before a restart; if it cannot be served again, the gateway starts free."""
+    try:
+        await attachment.restore()
+    except ArealError as error:
+        warn("Gateway", f"the run that was attached to port {attachment.port} cannot be served again: {error}")
+
+
+def _child(spec: ChildSpec) -> None:
+    """As a process of a run: job = host, port, log_level, log_dir, max_body_bytes and the run's facts."""
+    job = spec.job
+    try:
+        listener = bind(job["host"], job["port"], setting="rollout.agent.gateway_port")
+        facts = RunFacts(
+            run_id=job["run_id"],
+            pid=spec.parent_pid or os.getpid(),
+            store_url=job["store_url"],
+            signing_key_path=job["signing_key_path"],
+            admin_api_key=job["admin_api_key"],
+            model_names=tuple(job["model_names"]),
+        )
+        settings = Settings(job["max_body_bytes"], facts)
+    except KeyError as error:
+        raise ConfigError(f"the spec of {spec.name} lacks {error.args[0]!r}; start the run anew") from None
+    logs = [Path(job["log_dir"]) / "gateway.log"] if job.get("log_dir") else []
+    with open_log(*logs, run_id=facts.run_id, terminal=not logs, level=job.get("log_level", "info")):
+
+        def ready(url: str) -> None:
+            announce("Gateway", f"Gateway ready at {url}")
+            report_ready(spec, url=url)
+
+        _run(listener, settings, ready)
+
+
+def _alone(arguments: argparse.Namespace) -> None:
+    """From the command line, before or beside a run."""
+    listener = bind(arguments.host or "127.0.0.1", arguments.port, setting="--port")
+    level: Level = arguments.log_level
+    with open_log(Path(arguments.log_dir) / "gateway.log", run_id=f"gateway-{os.getpid()}", level=level):
+        try:
+            config = load_config(Path(arguments.config)) if arguments.config else RunConfig()
+            agent = config.rollout.agent
+            host = agent.gateway_host
+            if host and not arguments.host and host != listener.getsockname()[0]:
+                port = listener.getsockname()[1]
+                listener.close()
+                listener = bind(host, port, setting="--port")
+            _run(listener, Settings(agent.max_body_bytes), lambda url: announce("Gateway", f"Gateway ready at {url}"))
+        except ArealError as error:
+            warn("Gateway", str(error))
+            raise
+
+
+def _run(listener: socket.socket, settings: Settings, ready: Callable[[str], None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_gateway(listener, settings, ready))
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Exit codes: 0 stopped by SIGTERM or Ctrl-C, 1 an error, 2 a wrong configuration or a taken port."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if any(word == "--spec" or word.startswith("--spec=") for word in words):
+        run_child(_child, words)
+    parser = argparse.ArgumentParser(
+        prog="python -m areal.gateway.server", description="One URL for all agents of a training run."
+    )
+    parser.add_argument("--config", metavar="FILE", help="router file (configs/taotoken_router.yaml) or run config")
+    parser.add_argument("--host", help="address to bind; default: the config's gateway_host, else 127.0.0.1")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0 takes a free one")
+    parser.add_argument("--log-level", choices=sorted(LEVELS, key=LEVELS.__getitem__), default="info")
+    parser.add_argument("--log-dir", default=DEFAULT_LOG_DIR, help=f"folder of gateway.log; default {DEFAULT_LOG_DIR}")
+    try:
+        _alone(parser.parse_args(words))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (ArealError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
