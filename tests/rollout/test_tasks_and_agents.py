@@ -1,0 +1,80 @@
+"""Task files and the agents the service runs itself: order, ids, and bad input as sentences."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from areal.base.errors import BadRequest, ConfigError
+from areal.rollout.agents import load_agent, rewards_of
+from areal.rollout.datasets import endless, read_tasks
+
+
+def write(tmp_path, text: str) -> str:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(text)
+    return str(path)
+
+
+def test_tasks_keep_their_own_id_or_get_their_line_number(tmp_path) -> None:
+    tasks = read_tasks(write(tmp_path, '{"task_id": "a", "x": 1}\n\n{"x": 2}\n'))
+    assert [(task.id, task.data["x"]) for task in tasks] == [("a", 1), ("tasks-3", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("[1]\n", ":1 is not a JSON object"), ("{\n", ":1 is not"), ("", "holds no task")]
+)
+def test_a_bad_task_file_is_named_with_its_line(tmp_path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_tasks(write(tmp_path, text))
+
+
+def test_a_missing_task_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.jsonl does not exist"):
+        read_tasks("nowhere.jsonl")
+
+
+def test_epochs_hold_every_task_once_in_an_order_of_their_own_that_repeats(tmp_path) -> None:
+    tasks = read_tasks(write(tmp_path, "".join(f'{{"task_id": "t{n}"}}\n' for n in range(20))))
+    first, again = (list(islice(endless(tasks, seed=3, shuffle=True), 60)) for _ in range(2))
+    assert [task.id for task in first] == [task.id for task in again]
+    epochs = [[task.id.split("@")[0] for task in first[start : start + 20]] for start in (0, 20, 40)]
+    assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert len({task.id for task in first}) == 60
+    straight = [task.id for task in islice(endless(tasks, seed=3, shuffle=False), 20)]
+    assert straight == [task.id for task in tasks]
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("json", "write it as module:attribute"),
+        ("no_such_module:A", "cannot import"),
+        ("json:nothing", "has no nothing"),
+        ("json:dumps", "has no `async run"),
+    ],
+)
+def test_an_agent_path_that_leads_nowhere_says_which_half_is_wrong(path: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_agent(path)
+
+
+def test_an_agent_class_is_made_and_an_object_is_taken_as_it_is(tmp_path, monkeypatch) -> None:
+    (tmp_path / "some_agent.py").write_text(
+        "class A:\n    async def run(self, task, *, base_url, api_key): ...\nmade = A()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = load_agent("some_agent:made")
+    assert type(load_agent("some_agent:A")) is type(made)
+
+
+def test_rewards_are_numbers_for_the_last_answer_or_by_id() -> None:
+    assert rewards_of(None) == {}
+    assert rewards_of(1) == {None: 1.0}
+    assert rewards_of({"chatcmpl-1": 0.5}) == {"chatcmpl-1": 0.5}
+    for bad in (True, "1.0", float("nan"), float("inf"), {"a": None}, [1.0]):
+        with pytest.raises(BadRequest, match="return a number"):
+            rewards_of(bad)
