@@ -1,0 +1,207 @@
+"""What a dense decoder looks like, read from a Hugging Face config.json: llama, qwen2 and qwen3.
+
+    config = read_config(folder)             # DenseConfig; ConfigError for what we would compute wrongly
+    config.parameter_shapes()                # Hugging Face name -> shape, tied weights once
+
+Everything that changes the logits is either honoured or refused with a sentence; nothing is ignored. One table, FAMILIES,
+says how the families differ. Neighbours: dense.py (the net), hf_weights.py (its tensors).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from areal.base.errors import ConfigError
+
+
+class Family(NamedTuple):
+    """qkv_bias / o_bias None: as the config's `attention_bias` says."""
+
+    qkv_bias: bool | None
+    o_bias: bool | None
+    qk_norm: bool
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(qkv_bias=None, o_bias=None, qk_norm=False),
+    "qwen2": Family(qkv_bias=True, o_bias=False, qk_norm=False),
+    "qwen3": Family(qkv_bias=None, o_bias=None, qk_norm=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions. scaling `llama3` uses all five numbers, `linear` only factor, `default` none (factor 1)."""
+
+    theta: float = 10000.0
+    scaling: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+    def inverse_frequencies(self, head_dim: int) -> list[float]:
+        """[head_dim / 2] angles per position, scaled (arXiv:2104.09864; llama3: the Llama 3.1 release)."""
+        plain = [self.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+        if self.scaling == "default":
+            return plain
+        if self.scaling == "linear":
+            return [value / self.factor for value in plain]
+        return [self._llama3(value) for value in plain]
+
+    def _llama3(self, frequency: float) -> float:
+        """Long waves are slowed by `factor`, short ones kept, between them a linear blend."""
+        wavelength = 2 * math.pi / frequency
+        if wavelength > self.original_positions / self.low_freq_factor:
+            return frequency / self.factor
+        if wavelength < self.original_positions / self.high_freq_factor:
+            return frequency
+        blend = (self.original_positions / wavelength - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        return (1 - blend) * frequency / self.factor + blend * frequency
+
+
+@dataclass(frozen=True, slots=True)
+class DenseConfig:
+    family: str
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_eps: float
+    qkv_bias: bool
+    o_bias: bool
+    qk_norm: bool
+    tied: bool
+    rope: Rope
+    max_positions: int
+    eos_ids: tuple[int, ...] = ()
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter under its Hugging Face name; with tied heads there is no lm_head.weight."""
+        q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, d)}
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}."
+            for name, width in (("q", q), ("k", kv), ("v", kv)):
+                shapes[f"{at}self_attn.{name}_proj.weight"] = (width, d)
+                if self.qkv_bias:
+                    shapes[f"{at}self_attn.{name}_proj.bias"] = (width,)
+            shapes[f"{at}self_attn.o_proj.weight"] = (d, q)
+            if self.o_bias:
+                shapes[f"{at}self_attn.o_proj.bias"] = (d,)
+            if self.qk_norm:
+                shapes[f"{at}self_attn.q_norm.weight"] = (self.head_dim,)
+                shapes[f"{at}self_attn.k_norm.weight"] = (self.head_dim,)
+            shapes[f"{at}mlp.gate_proj.weight"] = (self.intermediate, d)
+            shapes[f"{at}mlp.up_proj.weight"] = (self.intermediate, d)
+            shapes[f"{at}mlp.down_proj.weight"] = (d, self.intermediate)
+            shapes[f"{at}input_layernorm.weight"] = (d,)
+            shapes[f"{at}post_attention_layernorm.weight"] = (d,)
+        shapes["model.norm.weight"] = (d,)
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab_size, d)
+        return shapes
+
+
+def read_config(folder: Path) -> DenseConfig:
+    """Of a model folder. Raises ConfigError: no config.json, an unknown family, or a setting we do not compute."""
+    path = folder / "config.json"
+    raw = _json_object(path)
+    family = raw.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ConfigError(f"{path}: model_type {family!r} is not served natively; known: {', '.join(FAMILIES)}")
+    _refuse_what_we_would_ignore(raw, path)
+    rules = FAMILIES[family]
+    bias = bool(raw.get("attention_bias", False))
+    try:
+        heads = int(raw["num_attention_heads"])
+        config = DenseConfig(
+            family=family,
+            vocab_size=int(raw["vocab_size"]),
+            hidden=int(raw["hidden_size"]),
+            layers=int(raw["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
+            intermediate=int(raw["intermediate_size"]),
+            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            qkv_bias=bias if rules.qkv_bias is None else rules.qkv_bias,
+            o_bias=bias if rules.o_bias is None else rules.o_bias,
+            qk_norm=rules.qk_norm,
+            tied=bool(raw.get("tie_word_embeddings", False)),
+            rope=_read_rope(raw, path),
+            max_positions=int(raw.get("max_position_embeddings", 2048)),
+            eos_ids=_read_eos_ids(raw, folder),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error!r} is missing or no number; is this a {family} model folder?") from error
+    if config.head_dim % 2 or config.heads % config.kv_heads:
+        raise ConfigError(f"{path}: head_dim must be even and num_attention_heads a multiple of num_key_value_heads")
+    return config
+
+
+def _json_object(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist; a model folder has config.json and *.safetensors") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _refuse_what_we_would_ignore(raw: Mapping[str, Any], path: Path) -> None:
+    refused = {
+        "hidden_act": raw.get("hidden_act", "silu") != "silu",
+        "use_sliding_window": bool(raw.get("use_sliding_window", False)),
+        "layer_types": any(kind != "full_attention" for kind in raw.get("layer_types") or ()),
+        "mlp_bias": bool(raw.get("mlp_bias", False)),
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0),
+        "quantization_config": bool(raw.get("quantization_config")),
+    }
+    for key, wrong in refused.items():
+        if wrong:
+            raise ConfigError(f"{path}: {key}={raw[key]!r} is not computed natively; choose a model without it")
+
+
+def _read_rope(raw: Mapping[str, Any], path: Path) -> Rope:
+    """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` + `rope_scaling` (before)."""
+    said: dict[str, Any] = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = float(said.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    scaling = str(said.get("rope_type", said.get("type", "default")))
+    if scaling == "default":
+        return Rope(theta=theta)
+    if scaling == "linear":
+        return Rope(theta=theta, scaling=scaling, factor=float(said["factor"]))
+    if scaling == "llama3":
+        return Rope(
+            theta=theta,
+            scaling=scaling,
+            factor=float(said["factor"]),
+            low_freq_factor=float(said["low_freq_factor"]),
+            high_freq_factor=float(said["high_freq_factor"]),
+            original_positions=int(said["original_max_position_embeddings"]),
+        )
+    raise ConfigError(f"{path}: rope scaling {scaling!r} is not computed natively; known: default, linear, llama3")
+
+
+def _read_eos_ids(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    """All end ids (T053): of generation_config.json, which chat models keep longer, and of config.json."""
+    ids: list[int] = []
+    generation = folder / "generation_config.json"
+    for source in (_json_object(generation) if generation.is_file() else {}, raw):
+        value = source.get("eos_token_id")
+        ids += value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(dict.fromkeys(int(token) for token in ids))

@@ -1,0 +1,83 @@
+"""The building blocks of a net that only runs forward: a linear map in its fastest form, and rotary positions.
+
+    project = Linear(weight, bias)            # packed once for the CPU's blocked kernels
+    y = project(x);  y = project.add(x, residual)
+
+On CPUs that have them, oneDNN's blocked layout makes the small batches of decoding 2-4 times faster than the plain one
+(measured, 135M net, fp32); elsewhere, and on CUDA, it is torch's ordinary linear. Inference only: no gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _blocked_kernels_work() -> bool:
+    """Whether this torch and this CPU have oneDNN's packed linear; asked once, by doing it."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        weight, x = torch.randn(32, 16), torch.randn(3, 16)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        y = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        z = torch.ops.mkldnn._linear_pointwise.binary(x, y, packed, None, "add")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return torch.allclose(y, F.linear(x, weight), atol=1e-4) and torch.allclose(z, 2 * y, atol=1e-4)
+
+
+class Linear:
+    """x @ weight.T + bias for a fixed weight [out, in] (kept as given, or packed and the original let go)."""
+
+    blocked: bool | None = None  # of the class: found at first use
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        if Linear.blocked is None:
+            Linear.blocked = _blocked_kernels_work()
+        self._packed = Linear.blocked and weight.device.type == "cpu" and weight.dtype == torch.float32
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, in] -> [n, out]."""
+        if self._packed:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return y
+        return F.linear(x, self._weight, self._bias)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """self(x) + residual, in one pass where the kernel can; residual [n, out]."""
+        if self._packed:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, self._bias, "add")
+            return y
+        return F.linear(x, self._weight, self._bias).add_(residual)
+
+
+def rotation_table(inverse_frequencies: Sequence[float], positions: int, device: torch.device) -> Tensor:
+    """complex64 [positions, 1, len(inverse_frequencies)]: what `rotate` multiplies by, for positions 0, 1, ..."""
+    angles = torch.outer(torch.arange(positions).double(), torch.tensor(inverse_frequencies, dtype=torch.float64))
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None].to(device)
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotary positions on x [n, heads, head_dim] whose pairs lie side by side (see `interleave`), rotation [n, 1, d/2].
+
+    In place where x is float32; otherwise computed in float32 and written back."""
+    pairs = (*x.shape[:-1], x.shape[-1] // 2, 2)
+    if x.dtype == torch.float32:
+        torch.view_as_complex(x.view(pairs)).mul_(rotation)
+        return x
+    turned = torch.view_as_complex(x.float().view(pairs)).mul_(rotation)
+    return x.copy_(torch.view_as_real(turned).flatten(-2))
+
+
+def interleave(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorder the output rows of a q or k projection (or its bias, or a q/k norm) head by head from Hugging Face's
+    halves (0..d/2, d/2..d) to pairs side by side, so that a rotation is one complex multiplication. Attention does
+    not see the difference: q and k are reordered alike."""
+    halves = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)
