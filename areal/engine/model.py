@@ -1,0 +1,189 @@
+"""The net being trained: any Hugging Face causal LM whose attention goes through transformers' attention interface.
+
+    policy = load_policy(model_dir, dtype="float32", gradient_checkpointing=False)
+    logprobs, entropy = policy.logprobs(packed)            # [m] each, with gradient to the parameters
+
+The body runs over the packed tokens with their own positions and a forest mask (batch.py); no KV cache, no logits tensor: hidden states
+at the predicting tokens go through the head in chunks (algorithms/logprobs.py). At load the whole path is compared with the model's own
+logits on a few tokens, so a family that scales or caps its logits, or attends otherwise, is refused instead of trained wrongly.
+Dropout is off: the policy that is trained is the one that samples. transformers is imported on the first load.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from areal.algorithms.logprobs import token_logprobs
+from areal.base.errors import ConfigError
+from areal.engine.batch import PackedBatch, QueryBlock
+
+ATTENTION = "areal_forest"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class PolicyNet:
+    """A causal LM with its parameters in Hugging Face names."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.body = model.base_model
+        self.head = model.get_output_embeddings()
+        self.device: torch.device = next(model.parameters()).device
+
+    def logprobs(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs [m] and entropies [m] of the packed predictions, float32."""
+        packed = packed.to(self.device)
+        hidden = self.body(
+            input_ids=packed.ids[None],
+            position_ids=packed.positions[None],
+            use_cache=False,
+            forest=packed,
+        ).last_hidden_state[0]
+        sources = hidden.index_select(0, packed.source)
+        return token_logprobs(
+            sources, self.head.weight, packed.target, packed.temperature, bias=getattr(self.head, "bias", None)
+        )
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Trained parameters, tied ones once."""
+        yield from ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything a checkpoint holds: parameters and persistent buffers, tied ones once, detached."""
+        seen: set[int] = set()
+        for name, tensor in self.model.state_dict().items():
+            if tensor.data_ptr() in seen and tensor.numel():
+                continue
+            seen.add(tensor.data_ptr())
+            yield name, tensor.detach()
+
+
+def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False) -> PolicyNet:
+    """The model of this folder, ready to train. Raises ConfigError naming the folder when it cannot be."""
+    from transformers import AutoModelForCausalLM
+
+    if not (Path(model_dir) / "config.json").is_file():
+        raise ConfigError(f"{model_dir} has no config.json; actor.path must be a folder of a Hugging Face model")
+    _register_attention()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load the model in {model_dir}: {error}") from error
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if unknown := kinds - {"full_attention", "sliding_attention"}:
+        raise ConfigError(
+            f"{model_dir} has layers of kind {', '.join(sorted(unknown))}, which the packed engine cannot train; use a model with plain attention"
+        )
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    policy = PolicyNet(model)
+    _check_against_own_logits(policy, str(model_dir))
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    return policy
+
+
+def _register_attention() -> None:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, forest_attention)
+
+
+def forest_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    forest: PackedBatch,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of packed tokens: query [1, h, n, e], key and value [1, h_kv, n, e]; returns [1, n, h, e].
+
+    Each block of queries meets the keys it may see; transformers' attention interface calls it for every layer."""
+    if softcap is not None or s_aux is not None:
+        raise ConfigError(
+            "attention with soft-capped logits or sink tokens cannot be trained by the packed engine yet; use another model"
+        )
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    outputs = []
+    for block in forest.blocks:
+        if isinstance(block.keys, slice):
+            k, v = key[:, :, block.keys], value[:, :, block.keys]
+        else:
+            k, v = key.index_select(2, block.keys), value.index_select(2, block.keys)
+        mask = block.mask
+        if sliding_window is not None:
+            mask = mask & _within_window(forest.positions, block, sliding_window)
+        outputs.append(
+            nn.functional.scaled_dot_product_attention(
+                query[:, :, block.start : block.end], k, v, attn_mask=mask, scale=scaling
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _within_window(positions: Tensor, block: QueryBlock, window: int) -> Tensor:
+    return positions[block.start : block.end, None] - positions[block.keys][None, :] < window
+
+
+@torch.no_grad()
+def _check_against_own_logits(policy: PolicyNet, model_dir: str) -> None:
+    """Refuse a model whose own logits differ from what `logprobs` computes, on a two-branch forest of a few tokens."""
+    import numpy as np
+
+    from areal.engine.batch import pack
+    from areal.engine.rows import RowArrays
+
+    vocabulary = policy.head.weight.shape[0]
+    stem = [7 % vocabulary, 11 % vocabulary, 3 % vocabulary]
+    rows = []
+    for tail in ([5 % vocabulary, 2 % vocabulary], [6 % vocabulary, 4 % vocabulary]):
+        ids = np.array(stem + tail, dtype=np.int32)
+        ones = np.ones(len(ids), dtype=np.float32)
+        trained = np.arange(len(ids)) >= len(stem)
+        rows.append(RowArrays("load check", 0, ids, trained, ones, ids, ones, ones))
+    model = policy.model.eval()
+    own = []
+    for row in rows:
+        logits = (
+            model(input_ids=torch.from_numpy(row.ids).long()[None].to(policy.device), use_cache=False).logits[0].float()
+        )
+        own.append(
+            logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(row.ids[1:]).long()[:, None].to(policy.device))[
+                2:, 0
+            ]
+        )
+    try:
+        model.set_attn_implementation(ATTENTION)
+        [packed] = pack(rows, max_tokens=64)
+        ours, _ = policy.logprobs(packed)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{model_dir}: {type(model).__name__} does not take packed rows ({error}); use another family of model"
+        ) from error
+    order = np.lexsort((packed.position, packed.row))
+    gap = (ours[torch.from_numpy(order)].cpu() - torch.cat(own).cpu()).abs().max().item()
+    tolerance = 1e-3 if policy.head.weight.dtype == torch.float32 else 0.5
+    if not gap < tolerance:
+        raise ConfigError(
+            f"{model_dir}: log-probs through the packed path differ from {type(model).__name__}'s own by {gap:.3g} "
+            f"(more than {tolerance}); this family scales its logits or attends in a way the engine does not know, use another"
+        )

@@ -1,0 +1,132 @@
+"""The optimizer step: AdamW in float32, the gradient's global norm reported and clipped, the learning rate by schedule.
+
+    optimizer = Optimizer(policy.named_parameters(), settings.optimizer, total_steps=100)
+    ...backward passes...
+    applied = optimizer.step()                  # Applied(grad_norm, lr); None when the gradient is not finite
+
+Parameters below float32 get float32 masters: at learning rates of 1e-6 a bfloat16 weight would round every update away. Losses arrive
+already normalised over the optimizer step (batch.py: loss_weights), so nothing is divided again, however many micro-batches there were.
+State goes out and in as named tensors (engine/checkpoint.py); no pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from areal.algorithms.schedules import learning_rate
+from areal.base.errors import ConfigError
+from areal.config.engine import OptimizerConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one optimizer step did: the global gradient norm before clipping and the learning rate used."""
+
+    grad_norm: float
+    lr: float
+
+
+class Optimizer:
+    """Owns moments, masters and the number of optimizer steps taken. total_steps: optimizer steps of the whole run."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, *, total_steps: int) -> None:
+        self.config = config
+        self.total_steps = total_steps
+        self.steps = 0
+        self._params = dict(named)
+        self._masters: dict[str, Tensor] = {
+            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
+            for name, p in self._params.items()
+        }
+        self._adamw = torch.optim.AdamW(
+            list(self._masters.values()),
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    def step(self) -> Applied | None:
+        """Clip, apply, zero the gradients. None: the gradient held a NaN or infinity; nothing was changed but the gradients."""
+        grads = [p.grad for p in self._params.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads).item()
+        if not torch.isfinite(torch.tensor(norm)):
+            self.zero_grad()
+            return None
+        if norm > self.config.gradient_clipping:
+            torch._foreach_mul_(grads, self.config.gradient_clipping / (norm + 1e-6))
+        lr = self.lr()
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        mixed = [name for name, p in self._params.items() if p is not self._masters[name]]
+        for name in mixed:
+            grad = self._params[name].grad
+            self._masters[name].grad = None if grad is None else grad.float()
+            self._params[name].grad = None
+        self._adamw.step()
+        with torch.no_grad():
+            for name in mixed:
+                self._params[name].copy_(self._masters[name])
+        self.steps += 1
+        self.zero_grad()
+        return Applied(norm, lr)
+
+    def lr(self) -> float:
+        """Of the next step."""
+        return learning_rate(
+            self.steps,
+            lr=self.config.lr,
+            schedule=self.config.lr_scheduler_type,
+            warmup_steps=self.config.warmup_steps,
+            total_steps=self.total_steps,
+            min_lr_ratio=self.config.min_lr_ratio,
+        )
+
+    def zero_grad(self) -> None:
+        for name, p in self._params.items():
+            p.grad = None
+            self._masters[name].grad = None
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """`exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME` of every parameter that has been stepped, `master.NAME` where kept."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            state = self._adamw.state.get(master, {})
+            tensors |= {f"{key}.{name}": state[key] for key in (*MOMENTS, "step") if key in state}
+            if master is not self._params[name]:
+                tensors[f"master.{name}"] = master.detach()
+        return tensors
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor], *, steps: int) -> None:
+        """Take over what `state_tensors` gave. Raises ConfigError if it belongs to another net."""
+        rest = set(tensors)
+        for name, master in self._masters.items():
+            state: dict[str, Tensor] = {}
+            for key in (*MOMENTS, "step"):
+                if (tensor := tensors.get(f"{key}.{name}")) is not None:
+                    if key in MOMENTS and tensor.shape != master.shape:
+                        raise ConfigError(
+                            f"recovery state of {name} has shape {tuple(tensor.shape)}, the model {tuple(master.shape)}; it belongs to another model"
+                        )
+                    state[key] = tensor.clone()
+                    rest.discard(f"{key}.{name}")
+            if state:
+                self._adamw.state[master] = state
+            else:
+                self._adamw.state.pop(master, None)
+            if (tensor := tensors.get(f"master.{name}")) is not None:
+                with torch.no_grad():
+                    master.copy_(tensor)
+                rest.discard(f"master.{name}")
+        if rest:
+            raise ConfigError(
+                f"recovery state holds {sorted(rest)[0]!r}, which this model does not have; it belongs to another model"
+            )
+        self.steps = steps

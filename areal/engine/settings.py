@@ -1,0 +1,53 @@
+"""What a rank is told at its start, apart from what every child is told: the job's part of the spec file.
+
+    spec = EngineSettings.of(config.actor, model_dir=path, algorithm="grpo", threads=1, total_steps=100, seed=1).spec()
+    settings = EngineSettings.model_validate(job)          # in the rank
+
+Everything is resolved here: no `auto`, no 0 threads. No torch. Used by assemble.py (writes) and engine/worker.py (reads).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field
+
+from areal.config.engine import ActorConfig, Dtype, LossAggregation, OptimizerConfig
+from areal.config.run import TransferName
+from areal.config.section import Section
+
+
+class EngineSettings(Section):
+    model_dir: str
+    """A folder with config.json, safetensors and tokenizer files."""
+    algorithm: str
+    """A name of algorithms.ALGORITHMS."""
+    threads: int = Field(ge=1)
+    """CPU threads of this rank."""
+    total_steps: int = Field(ge=1)
+    """Training steps of the run: the length of the learning-rate schedule."""
+    seed: int = 1
+    deterministic: bool = False
+    """Refuse operations that do not repeat bit for bit."""
+    transfer: TransferName = "shared_memory"
+    dtype: Dtype = "float32"
+    optimizer: OptimizerConfig = OptimizerConfig()
+    eps_clip: float = 0.2
+    eps_clip_higher: float | None = None
+    c_clip: float | None = None
+    use_decoupled_loss: bool = True
+    behave_imp_weight_cap: float | None = 5.0
+    loss_aggregation: LossAggregation = "token_mean"
+    mini_batch_size: int | None = None
+    max_tokens_per_mb: int = 4096
+    gradient_checkpointing: bool = False
+
+    @classmethod
+    def of(cls, actor: ActorConfig, **resolved: Any) -> Self:
+        """The actor's own keys as they are; `resolved`: model_dir, algorithm, threads, total_steps, seed, deterministic, transfer."""
+        own = {name: getattr(actor, name) for name in cls.model_fields if name in ActorConfig.model_fields}
+        return cls(**(own | resolved))
+
+    def spec(self) -> dict[str, Any]:
+        """As JSON values, for Job.spec."""
+        return self.model_dump(mode="json")

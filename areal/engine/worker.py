@@ -1,0 +1,174 @@
+"""The rank process: a training engine behind a TCP port on loopback. Started by the scheduler, driven by EngineClient.
+
+    python -m areal.engine.worker --spec FILE              # job keys: engine/settings.py: EngineSettings
+
+It loads the model, binds a free port, reports tcp://127.0.0.1:PORT. A link starts with Hello (run token, protocol). Commands run one at a time in one
+thread, in the order they came, so the event loop keeps answering; an error becomes a Failed reply and the rank goes on.
+SIGTERM ends it at once (0), but lets a checkpoint or a publication in progress finish. Weights leave through areal.weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import sys
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+from pydantic import ValidationError
+
+from areal.base.errors import ArealError, ConfigError
+from areal.cluster.child import ChildSpec, report_ready, run_child
+from areal.engine import commands
+from areal.engine.commands import (
+    Command,
+    Done,
+    Failed,
+    Hello,
+    Publish,
+    Published,
+    Reply,
+    Restore,
+    Save,
+    Score,
+    Scored,
+    Stepped,
+    Stop,
+    TrainStep,
+)
+from areal.engine.engine import TrainEngine
+from areal.engine.frames import read_frame, write_frame
+from areal.engine.settings import EngineSettings
+from areal.weights import Source, source
+
+HELLO_BYTES = 4096
+HELLO_SECONDS = 10.0
+
+
+class RankServer:
+    """Serves one engine; see the module's docstring."""
+
+    def __init__(self, engine: TrainEngine, source: Source, thread: ThreadPoolExecutor, token: str) -> None:
+        self._engine = engine
+        self._source = source
+        self._thread = thread
+        self._token = token
+        self._turn = asyncio.Lock()
+        self._running: Command | None = None
+        self.stopping = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """A command runs at this moment."""
+        return self._running is not None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One link, until it closes."""
+        try:
+            if await self._greet(reader, writer):
+                while (frame := await read_frame(reader)) is not None:
+                    command = commands.decode_command(frame)
+                    await write_frame(writer, commands.encode(await self._answer(command)))
+                    if isinstance(command, Stop):
+                        self.stopping.set()
+        except (OSError, TimeoutError, msgspec.DecodeError) as error:
+            print(f"a link ended: {error}", file=sys.stderr, flush=True)
+        finally:
+            writer.close()
+
+    async def finish_writing(self) -> None:
+        """Wait for a checkpoint or a publication in progress; training may be cut off, it leaves nothing half done."""
+        if isinstance(self._running, Save | Publish):
+            async with self._turn:
+                pass
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        async with asyncio.timeout(HELLO_SECONDS):
+            frame = await read_frame(reader, HELLO_BYTES)
+        if frame is None:
+            return False
+        hello = commands.decode_command(frame)
+        refusal: Failed | None = None
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            refusal = Failed(0, "Forbidden", "wrong run token; only the controller of this run may command its ranks")
+        elif hello.protocol != commands.PROTOCOL:
+            refusal = Failed(
+                0,
+                "ConfigError",
+                f"the rank speaks protocol {commands.PROTOCOL}, the controller {hello.protocol}; start both from one installation",
+            )
+        await write_frame(writer, commands.encode(refusal or Done(0, {"pid": os.getpid()})))
+        return refusal is None
+
+    async def _answer(self, command: Command) -> Reply:
+        if isinstance(command, Hello):
+            return Failed(0, "ArealError", "this link has said hello already")
+        async with self._turn:
+            self._running = command
+            try:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._thread, self._run, command)
+            except ArealError as error:
+                return Failed(command.request, type(error).__name__, str(error))
+            except Exception as error:  # the rank loop is one of the three places where anything may arrive
+                traceback.print_exc()
+                kind = type(error).__name__
+                return Failed(
+                    command.request,
+                    "ArealError",
+                    f"{type(command).__name__} failed: {kind}: {error}; the rank's log has more",
+                )
+            finally:
+                self._running = None
+
+    def _run(self, command: Command) -> Reply:
+        match command:
+            case Score(request, rows):
+                return Scored(request, [values.astype("<f4").tobytes() for values in self._engine.score(rows)])
+            case TrainStep(request, rows, step, current_version):
+                return Stepped(request, self._engine.train_step(rows, step=step, current_version=current_version))
+            case Publish(request, version, retire):
+                manifest = self._source.publish(self._engine.named_tensors(), version)
+                for old in retire:
+                    self._source.retire(old)
+                return Published(request, manifest)
+            case Save(request, path, step, full):
+                self._engine.save(path, step=step, full=full)
+                return Done(request)
+            case Restore(request, path):
+                return Done(request, self._engine.restore(path))
+            case Stop(request):
+                return Done(request)
+        raise ConfigError(f"a rank does not know {type(command).__name__}")
+
+
+async def main(spec: ChildSpec) -> None:
+    """Load, serve, end on Stop or SIGTERM."""
+    try:
+        settings = EngineSettings.model_validate(dict(spec.job))
+    except ValidationError as error:
+        raise ConfigError(f"the spec of {spec.name} does not fit this version of areal: {error}") from None
+    thread = ThreadPoolExecutor(
+        1, thread_name_prefix="engine"
+    )  # torch's thread count is set in it, by TrainEngine.load
+    engine = await asyncio.get_running_loop().run_in_executor(thread, TrainEngine.load, settings)
+    rank = RankServer(engine, source(settings.transfer, spec.run_dir), thread, spec.run_token)
+    server = await asyncio.start_server(rank.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    report_ready(spec, url=f"tcp://{host}:{port}")
+    try:
+        await rank.stopping.wait()
+    finally:
+        server.close()
+        await rank.finish_writing()
+        # A training step cannot be interrupted inside torch, and the interpreter would wait for its thread: leave now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if asyncio.current_task() is not None and rank.busy:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    run_child(main)
