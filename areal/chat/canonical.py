@@ -5,8 +5,8 @@
 
 Clients drop reasoning, strip the non-alphanumerics from call ids, print tool arguments anew and swap the order of parallel
 tool results (measured: OpenClaw, qwen-code, LangChain, Claude Code). None of that makes another turn. Text does: it is
-compared verbatim, apart from a leading think block. Null, "" and absent, and one text part and a string, are made equal before,
-by the dialects. Used by renderer.py and proxy/conversation.py.
+compared verbatim, apart from an answer's leading think block and outer white space. Null, "" and absent, and one text
+part and a string, are made equal before, by the dialects. Used by renderer.py and proxy/conversation.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from areal.base.types import Interaction, Message, Tool, ToolCall
 
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]+")
-_THINK = re.compile(r"\s*(?:<think>.*?)?</think>\s*", re.DOTALL)
 
 
 def message_key(message: Message) -> bytes:
@@ -37,9 +36,11 @@ def tools_key(tools: Sequence[Tool]) -> bytes:
 
 
 def visible(content: str) -> str:
-    """An answer without its leading think block; clients that fold the block away send the rest back, trimmed."""
-    think = _THINK.match(content)
-    return content[think.end() :].rstrip() if think else content
+    """An answer without its leading think block (whose opening tag may stand in the prompt) and outer white space."""
+    think, closing, rest = content.partition("</think>")
+    opens = think.count("<think>")
+    folded = closing and (opens == 0 or (opens == 1 and think.lstrip().startswith("<think>")))
+    return (rest if folded else content).strip()
 
 
 def ordered(messages: Sequence[Message]) -> list[Message]:

@@ -1,0 +1,189 @@
+"""Conversations to token ids, and on from what was sampled: a recorded token is never tokenised a second time.
+
+    renderer = JinjaRenderer(tokenizer, template)
+    prompt = renderer.render(messages, tools)                  # template, then tokenizer, once
+    prompt = renderer.extend(recorded, messages, tools)        # recorded ids + only what the new messages add
+    if isinstance(prompt, Mismatch): ...                       # the template rewrites history: a new branch
+
+`extend` renders the whole new conversation and looks for the recorded one in it: the recorded prompt must be its beginning, the
+sampled answer must follow, and what comes after the answer (found by rendering once more with a marker in its place)
+is the only text that is tokenised. Token ids and text agree with a full rendering wherever the sampled text survives a round
+trip through the template; where it would not (T050), the sampled ids stand. Cost: four renderings of the conversation
+and the tokenisation of the new text. Templates: template.py. Matching of messages: canonical.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from areal.base.errors import BadRequest
+from areal.base.types import Interaction, Message, Tool
+from areal.chat.base import Mismatch, RenderedPrompt, Tokenizer
+from areal.chat.canonical import difference, tools_key, visible
+from areal.chat.template import ChatTemplate
+
+_MARKER = "areal-answer-8d1f0c"  # stands in an answer's place; no white space at its ends that a template could trim
+
+
+class JinjaRenderer:
+    """A chat.base.Renderer over one model's template and tokenizer. Stateless; safe to share."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> RenderedPrompt:
+        """See Renderer.render. The template writes BOS itself if the model wants one; none is added here (T052)."""
+        text = self.template.render(messages, tools, kwargs, add_generation_prompt=True)
+        return RenderedPrompt(np.array(self.tokenizer.encode(text), dtype=np.int32), text)
+
+    def extend(
+        self,
+        recorded: Interaction,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt | Mismatch:
+        """See Renderer.extend. Raises BadRequest if the template refuses the new messages themselves."""
+        if tools_key(recorded.tools) != tools_key(tools):
+            return Mismatch("the tools changed")
+        reason = difference(recorded, messages)
+        if reason:
+            return Mismatch(reason)
+        history, reply = list(recorded.messages), recorded.reply
+        new = list(messages[len(history) + 1 :])
+        full = self.template.render([*history, reply, *new], tools, kwargs, add_generation_prompt=True)
+        try:
+            opening = self.template.render(history, tools, kwargs, add_generation_prompt=True)
+            bare = self.template.render(history, tools, kwargs, add_generation_prompt=False)
+            after = self._after_answer(history, reply, new, tools, kwargs)
+        except BadRequest as error:
+            return Mismatch(f"the template refuses part of the conversation: {error}")
+        if not full.startswith(opening):
+            at = len(self.tokenizer.encode(_common_prefix(full, opening)))
+            return Mismatch("the template renders the recorded prompt differently once it is answered", at)
+        if after is None or not full.endswith(after):
+            return Mismatch(
+                "the template leaves out the answer, or writes it among other text", len(recorded.prompt_ids)
+            )
+        if opening.startswith(bare) and not self._ends_with(recorded.prompt_ids, opening[len(bare) :]):
+            return Mismatch("the recorded prompt asked for its answer in another way (template arguments changed)")
+        reason = self._rewritten(recorded, full[len(opening) : len(full) - len(after)])
+        if reason:
+            return Mismatch(reason, len(recorded.prompt_ids))
+        return self._joined(recorded, after)
+
+    def _after_answer(
+        self,
+        history: Sequence[Message],
+        reply: Message,
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, Any] | None,
+    ) -> str | None:
+        """The text of a full rendering from the end of the reply on, its end-of-turn marker included; None if unknown.
+
+        Found with a marker as the reply. Templates that refuse tool results after a reply without tool calls get the marker
+        as the calls' name; the turn then ends at the first end-of-turn text behind it."""
+        marked = Message("assistant", _MARKER)
+        try:
+            text = self.template.render([*history, marked, *new], tools, kwargs, add_generation_prompt=True)
+        except BadRequest:
+            if not reply.tool_calls:
+                raise
+            calls = tuple(replace(call, name=_MARKER) for call in reply.tool_calls)
+            named = replace(reply, reasoning="", tool_calls=calls)
+            text = self.template.render([*history, named, *new], tools, kwargs, add_generation_prompt=True)
+            ended = self.template.render([*history, marked], tools, kwargs, add_generation_prompt=False)
+            end = ended.rpartition(_MARKER)[2] if _MARKER in ended else ""
+            tail = text.rpartition(_MARKER)[2]
+            return tail[tail.index(end) :] if end and end in tail else None
+        return text.rpartition(_MARKER)[2] if _MARKER in text else None
+
+    def _rewritten(self, recorded: Interaction, answer: str) -> str:
+        """Why `answer`, the template's text of the recorded reply, is not what was sampled; empty if it is.
+
+        White space is the template's own affair. With tool calls the sampled JSON is printed anew, so there it is enough
+        that nothing of the reply is missing."""
+        reply, shown = recorded.reply, _squeezed(answer)
+        sampled = _squeezed(self.tokenizer.decode(self._without_end(recorded), skip_special=True))
+        if shown == sampled:
+            return ""
+        if reply.reasoning and _squeezed(reply.reasoning) not in shown:
+            return "the template leaves out the reasoning of earlier turns"
+        if _squeezed(reply.content) not in shown:
+            if visible(reply.content) != reply.content.strip():
+                return "the template leaves out the reasoning of earlier turns"
+            return "the template writes the answer differently"
+        if reply.tool_calls and all(_squeezed(call.name) in shown for call in reply.tool_calls):
+            return ""
+        if sampled.startswith(shown):
+            return "the answer was cut at a stop text, its ids go further"
+        return "the template writes the answer differently"
+
+    def _joined(self, recorded: Interaction, after: str) -> RenderedPrompt:
+        """Recorded ids, then the ids of `after` without the end token that was sampled already."""
+        sampled = recorded.completion.token_ids
+        end = int(sampled[-1]) if len(sampled) and int(sampled[-1]) in self.tokenizer.eos_ids else None
+        ids = self._continued(after) if end is None else self._after_end(end, after)
+        joined = np.concatenate([recorded.prompt_ids, sampled, np.array(ids, dtype=np.int32)])
+        text = self.tokenizer.decode(joined.tolist(), skip_special=False)
+        return RenderedPrompt(joined.astype(np.int32), text, recorded.id)
+
+    def _after_end(self, end: int, after: str) -> list[int]:
+        """Ids of `after` less its end token: `end` was sampled and stands for it, also where it is another one."""
+        ids = self.tokenizer.encode(after)
+        spaces = 0
+        while spaces < len(ids) and self.tokenizer.piece(ids[spaces]).isspace():
+            spaces += 1
+        if spaces < len(ids) and ids[spaces] in self.tokenizer.eos_ids:
+            return ids[spaces + 1 :]
+        return self.tokenizer.encode(self.tokenizer.decode([end], skip_special=False) + after)[1:]
+
+    def _continued(self, after: str) -> list[int]:
+        """Ids of `after` in mid-text: SentencePiece would put a space before its first word, an anchor prevents it."""
+        if self.tokenizer.strips_first_space:
+            anchor = self.tokenizer.encode("\n")
+            ids = self.tokenizer.encode("\n" + after)
+            if ids[: len(anchor)] == anchor:
+                return ids[len(anchor) :]
+        return self.tokenizer.encode(after)
+
+    def _without_end(self, recorded: Interaction) -> list[int]:
+        ids: list[int] = recorded.completion.token_ids.tolist()
+        return ids[:-1] if ids and ids[-1] in self.tokenizer.eos_ids else ids
+
+    def _ends_with(self, ids: Any, text: str) -> bool:
+        """Whether the ids end in `text`; a token carries at least one byte, so that many ids are enough to look at."""
+        tail = ids[-(len(text.encode()) + 1) :].tolist()
+        return self.tokenizer.decode(tail, skip_special=False).endswith(text)
+
+
+def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The id of the special token with which the template ends an answer, if it ends it with one.
+
+    A base model's files name only the end of a document, but a model served through a template must stop where a turn ends."""
+    turns = [Message("user", "?"), Message("assistant", _MARKER), Message("user", "?")]
+    try:
+        text = template.render(turns, add_generation_prompt=False)
+    except BadRequest:
+        return ()
+    after = tokenizer.encode(text.rpartition(_MARKER)[2])
+    asked = tokenizer.encode(template.render(turns[:1], add_generation_prompt=False))
+    is_special = bool(after) and not tokenizer.piece(after[0]) and after[0] not in asked[:1]
+    return (after[0],) if is_special else ()
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _common_prefix(one: str, other: str) -> str:
+    differing = (k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(differing, min(len(one), len(other)))]
