@@ -1,0 +1,291 @@
+"""What every store promises: interactions, rewards, endings, consumption, accounting. `house` is in conftest.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from areal.base.errors import (
+    BadRequest,
+    Conflict,
+    InvalidKey,
+    NotFound,
+    ShapeError,
+)
+from areal.base.types import (
+    Ending,
+    Interaction,
+    Message,
+    SamplingParams,
+    Tool,
+    ToolCall,
+    Version,
+)
+
+# -- what is recorded ------------------------------------------------------------------------------
+
+
+async def test_an_interaction_comes_back_as_it_was(house: Any) -> None:
+    session = await house.begin()
+    given = replace(
+        house.interaction(session.id, 0, name="chatcmpl-1"),
+        messages=(Message("system", "é\0\n"), Message("assistant", "", "why", (ToolCall("c", "f", '{"a": 1}'),))),
+        tools=(Tool("f", "does", {"type": "object", "properties": {"a": {"enum": [1, None, "x"]}}}),),
+        sampling=SamplingParams(max_tokens=5, top_p=0.9, stop=("\n",), stop_token_ids=(2,)),
+        token_parent="p",
+        branch_reason="edited history",
+        tags=("side_request",),
+        reward=-0.25,
+    )
+    given = replace(given, completion=replace(given.completion, constrained=np.array([True, False, True])))
+    await house.sessions.add(given)
+    [kept] = await house.sessions.interactions(session.id)
+    assert_same(kept, given)
+
+
+def assert_same(kept: Interaction, given: Interaction) -> None:
+    for name in ("token_ids", "logprobs", "versions", "kept_mass", "constrained"):
+        mine, theirs = getattr(kept.completion, name), getattr(given.completion, name)
+        if theirs is None:
+            assert mine is None
+        else:
+            assert mine.dtype == theirs.dtype
+            assert mine.tobytes() == theirs.tobytes()
+    assert kept.prompt_ids.tobytes() == given.prompt_ids.tobytes()
+    plain = replace(given, completion=kept.completion, prompt_ids=kept.prompt_ids)
+    assert kept == plain
+    assert (kept.completion.temperature, kept.completion.finish_reason) == (0.7, "stop")
+
+
+async def test_adding_the_same_id_again_changes_nothing(house: Any) -> None:
+    session, other = await house.begin("a"), await house.begin("b")
+    first = house.interaction(session.id, 0, name="x")
+    await house.sessions.add(first)
+    await house.sessions.reward(session.id, 1.0, "x")
+    await house.sessions.add(replace(first, reply=Message("assistant", "5")))
+    with pytest.raises(Conflict, match="belongs to session 'a'"):
+        await house.sessions.add(replace(first, session_id=other.id))
+    [kept] = await house.sessions.interactions(session.id)
+    assert (kept.reply.content, kept.reward) == ("4", 1.0)
+    await house.sessions.end(session.id, "ended")
+    await house.sessions.add(first)
+    with pytest.raises(InvalidKey, match="has ended"):
+        await house.sessions.add(replace(first, id="y"))
+    with pytest.raises(NotFound):
+        await house.sessions.add(replace(first, id="y", session_id="unknown"))
+
+
+async def test_T040_a_null_reward_means_the_last_finished_that_counts(house: Any) -> None:
+    session = await house.begin()
+    with pytest.raises(BadRequest, match="no finished interaction"):
+        await house.sessions.reward(session.id, 1.0, None)
+    for turn, tags in enumerate([(), ("superseded",), ("side_request",), ("aborted",)]):
+        await house.sessions.add(replace(house.interaction(session.id, turn, name=f"i{turn}"), tags=tags))
+    assert await house.sessions.reward(session.id, 1.0, None) == "i0"
+    await house.sessions.add(house.interaction(session.id, 4, name="i4"))
+    assert await house.sessions.reward(session.id, 0.5, None) == "i4"
+    await house.sessions.tag("i4", "superseded")
+    await house.sessions.tag("i4", "superseded")
+    assert await house.sessions.reward(session.id, 0.25, None) == "i0"
+    kept = await house.sessions.interactions(session.id)
+    assert [one.reward for one in kept] == [0.25, None, None, None, 0.5]
+    assert kept[4].tags == ("superseded",)
+    with pytest.raises(NotFound):
+        await house.sessions.tag("unknown", "aborted")
+
+
+async def test_T042_a_session_without_a_call_is_empty_and_counted(house: Any) -> None:
+    for ending in ("ended", "refreshed", "expired"):
+        session = await house.begin()
+        with pytest.raises(BadRequest):
+            await house.sessions.reward(session.id, 1.0, None)
+        assert (await house.sessions.end(session.id, ending)).interaction_count == 0
+    counts = await house.training.counts()
+    assert (await house.ready(), dict(counts.dropped), counts.free_slots) == ([], {"empty": 3}, 4)
+
+
+async def test_T043_only_finite_rewards_are_taken(house: Any) -> None:
+    session = await house.begin()
+    await house.sessions.add(house.interaction(session.id))
+    await house.sessions.reward(session.id, 0.5, None)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(BadRequest, match="finite"):
+            await house.sessions.reward(session.id, bad, None)
+    assert [one.reward for one in await house.sessions.interactions(session.id)] == [0.5]
+
+
+async def test_T044_rewards_by_id_stay_where_they_were_set(house: Any) -> None:
+    session = await house.begin()
+    for turn in range(3):
+        await house.sessions.add(house.interaction(session.id, turn, name=f"i{turn}"))
+    await house.sessions.reward(session.id, -0.2, "i0")
+    assert await house.sessions.reward(session.id, 1.0, None) == "i2"
+    assert [one.reward for one in await house.sessions.interactions(session.id)] == [-0.2, None, 1.0]
+    other = await house.begin("other")
+    for session_id, interaction_id in ((session.id, "unknown"), (other.id, "i0"), ("unknown", None)):
+        with pytest.raises(NotFound):
+            await house.sessions.reward(session_id, 1.0, interaction_id)
+
+
+async def test_a_bare_id_rewards_every_choice(house: Any) -> None:
+    session = await house.begin()
+    for name in ("x#0", "x#1", "xy#0"):
+        await house.sessions.add(house.interaction(session.id, 0, name=name))
+    await house.sessions.reward(session.id, 1.0, "x")
+    await house.sessions.reward(session.id, 2.0, "x#1")
+    assert {one.id: one.reward for one in await house.sessions.interactions(session.id)} == {
+        "x#0": 1.0,
+        "x#1": 2.0,
+        "xy#0": None,
+    }
+
+
+# -- endings (settled 9) ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "reward", "fate"),
+    [
+        ("ended", 1.0, "accepted"),
+        ("ended", None, "accepted"),
+        ("refreshed", None, "accepted"),
+        ("expired", 0.0, "accepted"),
+        ("expired", None, "dropped (expired)"),
+        ("reward_failed", 1.0, "dropped (reward_failed)"),
+        ("excluded", 1.0, "dropped (excluded)"),
+    ],
+)
+async def test_the_endings(house: Any, ending: Ending, reward: float | None, fate: str) -> None:
+    session = await house.play("task", ending, reward)
+    summary = await house.store.reading.session(session.id)
+    assert summary is not None
+    assert (summary.fate, summary.recorded_tokens, summary.reward) == (fate, 3, reward)
+    assert len(await house.ready()) == (fate == "accepted")
+    counts = await house.training.counts()
+    assert counts.free_slots == 4 - (fate == "accepted")
+    assert counts.dropped_tokens == (0 if fate == "accepted" else 3)
+    assert await house.sessions.end(session.id, "expired") == session  # it stays as it ended
+    with pytest.raises(InvalidKey, match=ending):
+        await house.sessions.reward(session.id, 1.0, None)
+    with pytest.raises(InvalidKey):
+        await house.sessions.touch(session.id)
+    with pytest.raises(NotFound):
+        await house.sessions.end("unknown", "ended")
+
+
+async def test_T046_only_idle_sessions_expire(house: Any) -> None:
+    idle, active, busy, elsewhere = [
+        await house.begin(name, worker="w1" if name == "elsewhere" else "w0")
+        for name in ("idle", "active", "busy", "elsewhere")
+    ]
+    house.clock.now += 5
+    await house.sessions.add(house.interaction(active.id))
+    house.clock.now += 3
+    expired = await house.sessions.expire(house.clock.now - 4, [busy.id], "w0")
+    assert [one.id for one in expired] == [idle.id]
+    assert expired[0].ending == "expired"
+    assert [one.id for one in await house.sessions.expire(house.clock.now - 4, [])] == [busy.id, elsewhere.id]
+    assert (await house.training.counts()).running == 1
+
+
+async def test_a_session_can_be_excluded_until_it_is_trained(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, n_samples=2))
+    for _ in range(4):
+        await house.play("a")
+    assert len(await house.training.ready()) == 2
+    await house.sessions.exclude("a-1")
+    assert await house.ready() == [("a", ["a-2", "a-3"])]
+    await house.training.advance(Version(1, 1, "x"), [(await house.training.ready())[0].id])
+    with pytest.raises(Conflict, match="trained at step 1"):
+        await house.sessions.exclude("a-2")
+    running = await house.begin("b")
+    assert (await house.sessions.exclude(running.id)).ending == "excluded"
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+async def test_version_labels_are_never_reused(house: Any) -> None:
+    assert await house.training.current_version() is None
+    await house.play("a")
+    [group] = await house.training.ready()
+    await house.training.advance(Version(3, 3, "one"), [group.id])
+    await house.training.advance(Version(3, 3, "one"), [group.id])  # the answer was lost, the controller asks again
+    for reused in (Version(3, 4, "one"), Version(3, 3, "two"), Version(2, 2, "one")):
+        with pytest.raises(Conflict, match="label"):
+            await house.training.advance(reused, [])
+    await house.training.advance(Version(4, 3, "two"), [])
+    assert await house.training.current_version() == Version(4, 3, "two")
+    assert await house.training.version(3) == Version(3, 3, "one")
+    assert await house.training.version(9) is None
+
+
+async def test_a_step_is_published_whole_or_not_at_all(house: Any) -> None:
+    await house.play("a")
+    await house.begin("b")
+    [accepted] = await house.training.ready()
+    running = (await house.sessions.get("b")).group_id  # type: ignore[union-attr]
+    for wrong, error in ((running, Conflict), ("g99", NotFound), ("nonsense", NotFound), ("g1\n", NotFound)):
+        with pytest.raises(error):
+            await house.training.advance(Version(1, 1, "x"), [accepted.id, wrong])
+        assert await house.training.current_version() is None
+        assert await house.ready() == [("a", ["a"])]
+    await house.training.advance(Version(1, 1, "x"), [accepted.id])
+    with pytest.raises(Conflict, match="consumed by step 1"):
+        await house.training.advance(Version(2, 2, "x"), [accepted.id])
+    with pytest.raises(Conflict, match="consumed by step 1"):
+        await house.training.drop([accepted.id], "late thought")
+
+
+async def test_recovery_frees_what_later_steps_consumed(house: Any) -> None:
+    for step in range(1, 4):
+        session = await house.play(f"t{step}")
+        [group] = await house.training.ready()
+        await house.training.account(session.id, 3, {})
+        await house.training.advance(Version(step, step, "one"), [group.id])
+    assert (await house.training.counts()).trained_tokens == 9
+    assert await house.training.release_after(1, "two") == 2
+    counts = await house.training.counts()
+    assert (counts.accepted, counts.consumed, counts.trained_tokens, counts.free_slots) == (2, 1, 3, 2)
+    first, second = await house.training.ready()
+    await house.training.advance(Version(4, 2, "two"), [first.id])
+    assert await house.training.release_after(1, "two") == 0  # its own steps stand
+    assert [group.id for group in await house.training.ready()] == [second.id]
+
+
+async def test_every_token_is_accounted_for(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, max_concurrent=9, max_lag=2))
+    await house.play("trained", turns=3)
+    await house.play("stale", turns=2)
+    await house.play("failed", "reward_failed")
+    await house.begin("empty")
+    running = await house.begin("running")
+    await house.sessions.add(house.interaction(running.id, tokens=5))
+    trained, stale = await house.training.ready()
+    for wrong in ((9, {"stale": 1}), (8, {}), (10, {"stale": -1})):
+        with pytest.raises(ShapeError, match="recorded 9 tokens"):
+            await house.training.account("trained", *wrong)
+    with pytest.raises(NotFound):
+        await house.training.account("unknown", 0, {})
+    await house.training.account("trained", 9, {})
+    await house.training.account("trained", 4, {"superseded": 3, "greedy": 2})
+    await house.training.drop([stale.id], "stale")
+    before = await house.training.counts()
+    assert (before.trained_tokens, before.masked_tokens, before.dropped_tokens) == (0, 0, 9)
+    await house.training.advance(Version(1, 1, "x"), [trained.id])
+    counts = await house.training.counts()
+    assert (counts.recorded_tokens, counts.trained_tokens, counts.masked_tokens, counts.dropped_tokens) == (23, 4, 5, 9)
+    assert await house.store.reading.masked_tokens() == {"superseded": 3, "greedy": 2}
+    fates = {one.session.id: one.fate for one in await house.store.reading.recent()}
+    assert fates == {
+        "running": "running",
+        "empty": "running",
+        "failed": "dropped (reward_failed)",
+        "stale": "dropped (stale)",
+        "trained": "trained at step 1",
+    }
+    assert [one.session.id for one in await house.store.reading.recent(1, running=False)] == ["failed"]
+    assert [one.label for one in await house.store.reading.versions()] == [1]
