@@ -63,11 +63,12 @@ class SessionKeys:
         """With `<fileroot>/signing.key`, made if there is none."""
         return cls(load_or_create_signing_key(fileroot / SIGNING_KEY_FILE))
 
-    def mint(self, worker: str) -> str:
-        """A new key for a session of this logical worker."""
+    def mint(self, worker: str, request_id: str | None = None) -> str:
+        """A new key for a session of this logical worker; the same request id gives the same key again."""
         if not _WORKER.fullmatch(worker):
             raise ValueError(f"worker id {worker!r} must be 1..64 letters, digits, - or _")
-        body = f"{worker}.{secrets.token_urlsafe(24)}"
+        secret = secrets.token_urlsafe(24) if request_id is None else self._secret_of(request_id)
+        body = f"{worker}.{secret}"
         return f"{PREFIX}{body}.{self._mac(body)}"
 
     def check(self, key: str) -> SessionKey:
@@ -88,6 +89,13 @@ class SessionKeys:
             except InvalidKey as reason:
                 failure = reason
         raise failure
+
+    def _secret_of(self, request_id: str) -> str:
+        # The zero bytes keep this apart from every text that _mac signs.
+        digest = hmac.digest(
+            self._signing_key, b"\0request id\0" + request_id.encode("utf-8", "surrogatepass"), "sha256"
+        )
+        return base64.urlsafe_b64encode(digest[:24]).decode()
 
     def _mac(self, body: str) -> str:
         mac = hmac.digest(self._signing_key, body.encode(), "sha256")[:16]

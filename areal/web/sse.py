@@ -21,7 +21,7 @@ DONE_EVENT = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 _BOM = b"\xef\xbb\xbf"
-_LARGEST_EVENT = 64 * 2**20
+_LARGEST_EVENT = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def encode_event(data: bytes, name: str | None = None) -> bytes:
 
 
 class SseDecoder:
-    """Feed it bytes in any split; it gives events in order, each once. Raises BackendError for an event over 64 MiB."""
+    """Feed it bytes in any split; it gives events in order, each once. Raises BackendError for an event over 16 MiB."""
 
     def __init__(self) -> None:
         self._rest = b""
