@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Self
 
 from areal.base.errors import ConfigError, Conflict, Unavailable
-from areal.base.logs import announce
+from areal.base.logs import announce, warn
 from areal.base.redact import protect
 from areal.gateway import state
-from areal.gateway.routing import Directory, Run
+from areal.gateway.routing import READING_AGE_S, Directory, Run
 from areal.gateway.state import RunFacts
 from areal.store import open_store
 from areal.web.auth import DEFAULT_ADMIN_KEY, SessionKeys, load_or_create_signing_key
@@ -32,15 +32,14 @@ _LOOK_EVERY_S = 1.0  # how often the controller's process is looked at
 class Attachment:
     """At most one run. Every method belongs to one event loop."""
 
-    def __init__(self, *, port: int, loopback: bool) -> None:
+    def __init__(self, *, port: int, loopback: bool, reading_age_s: float = READING_AGE_S) -> None:
         self.port = port
-        self.model_names: tuple[str, ...] = ("default",)
-        self._loopback = loopback
+        self._loopback, self._reading_age_s = loopback, reading_age_s
         self._facts: RunFacts | None = None
         self._run: Run | None = None
         self._open = AsyncExitStack()
         self._changing = asyncio.Lock()
-        self._looked_at = 0.0
+        self._alive, self._looked_at = False, float("-inf")
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,13 +76,19 @@ class Attachment:
                     "set rollout.agent.admin_api_key, or bind the gateway to 127.0.0.1"
                 )
             protect(facts.admin_api_key)
-            stack = AsyncExitStack()
-            store = await stack.enter_async_context(await open_store(facts.store_url))
-            keys = SessionKeys(load_or_create_signing_key(Path(facts.signing_key_path)))
-            run = Run(facts.run_id, Directory(store.registry), keys, facts.admin_api_key, facts.model_names)
-            before, self._open = self._open, stack
-            self._run, self._facts = run, facts
+            async with AsyncExitStack() as opening:
+                store = await opening.enter_async_context(await open_store(facts.store_url))
+                keys = SessionKeys(load_or_create_signing_key(Path(facts.signing_key_path)))
+                directory = Directory(store.registry, reading_age_s=self._reading_age_s)
+                before, self._open = self._open, opening.pop_all()
+            self._run = Run(facts.run_id, directory, keys, facts.admin_api_key, facts.model_names)
+            self._facts, self._looked_at = facts, float("-inf")
             await before.aclose()
+            if facts.admin_api_key == DEFAULT_ADMIN_KEY:
+                warn(
+                    "Gateway",
+                    "the admin key is the default one, which everybody knows; set rollout.agent.admin_api_key",
+                )
             announce("Gateway", f"serves run {facts.run_id} (process {facts.pid})")
 
     async def detach(self, run_id: str | None = None) -> None:

@@ -96,7 +96,7 @@ class Worker:
             while call := await _read_call(reader, writer):
                 self.calls.append(call)
                 answering = asyncio.ensure_future(self.answer(call))
-                watching = asyncio.ensure_future(_client_leaves(reader))
+                watching = asyncio.ensure_future(reader.read(1))  # ends with b"" when the client leaves
                 await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
                 if watching.done() and not answering.done():
                     self.client_left.set()
@@ -107,11 +107,6 @@ class Worker:
             pass
         finally:
             writer.close()
-
-
-async def _client_leaves(reader: asyncio.StreamReader) -> None:
-    while not reader.at_eof():
-        await asyncio.sleep(0.005)
 
 
 async def _read_call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call | None:
@@ -165,12 +160,13 @@ class Place:
 
     @asynccontextmanager
     async def gateway(
-        self, *, host: str = "127.0.0.1", body_limit: int = 1 << 20, **timeouts: float
+        self, *, host: str = "127.0.0.1", body_limit: int = 1 << 20, reading_age_s: float = 0.2, **timeouts: float
     ) -> AsyncIterator[str]:
         """A gateway that serves this run, for the block; its URL."""
         listener = bind(host, 0)
         stop, ready = asyncio.Event(), asyncio.Event()
-        attachment = Attachment(port=listener.getsockname()[1], loopback=True)
+        port = listener.getsockname()[1]
+        attachment = Attachment(port=port, loopback=True, reading_age_s=reading_age_s)
         async with attachment, Splice(**timeouts) as splice:
             await attachment.attach(self.facts)
             app = GatewayApp(attachment, splice, Control(attachment, "secret"), loopback=True, body_limit=body_limit)

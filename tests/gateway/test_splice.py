@@ -164,7 +164,7 @@ async def test_half_an_event_or_body_is_never_ended_as_if_it_were_whole(place, h
 
     place.workers["w0"].answer = answer
     async with http.post(place.url + CHAT, data=b"{}", headers=place.headers()) as response:
-        with pytest.raises(Exception, match="payload|peer|disconnected"):
+        with pytest.raises(Exception, match=r"payload|peer|disconnected"):
             await response.read()
 
 
