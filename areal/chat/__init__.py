@@ -11,6 +11,7 @@ from pathlib import Path
 
 from areal.chat.base import Mismatch, RenderedPrompt, Renderer, Tokenizer
 from areal.chat.renderer import JinjaRenderer, end_of_turn
+from areal.chat.scripted import scripted_renderer
 from areal.chat.stream_parser import StreamParser, TextDelta
 from areal.chat.template import ChatTemplate
 from areal.chat.tokenizer import HfTokenizer
@@ -35,4 +36,5 @@ __all__ = [
     "TextDelta",
     "Tokenizer",
     "load_renderer",
+    "scripted_renderer",
 ]

@@ -199,7 +199,7 @@ def decode_chunk(data: str | bytes) -> TokenChunk:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BackendError(f"the inference server sent an event that is no chunk: {error}") from error
     if said.error is not None:
-        raise to_exception(502, said.error)
+        raise to_exception(200, said.error)
     count = len(said.token_ids)
     lengths = (count, len(said.logprobs), len(said.weight_versions), len(said.kept_mass))
     if len(set(lengths)) != 1 or (said.top and len(said.top) != count):
@@ -251,7 +251,8 @@ def to_exception(status: int, detail: ErrorDetail) -> ArealError:
         return NotFound(detail.message)
     if status == Unavailable.status or detail.code == Unavailable.code:
         return Unavailable(detail.message)
-    return BackendError(f"the inference server answered {status}: {detail.message}")
+    how = "failed in mid-stream" if status == 200 else f"answered {status}"
+    return BackendError(f"the inference server {how}: {detail.message}")
 
 
 def encode_health(health: BackendHealth) -> bytes:

@@ -1,0 +1,19 @@
+"""The scripted backend's renderer: ChatML over the script's own vocabulary (docs/scripted.md).
+
+    renderer = scripted_renderer("script.jsonl")
+
+A pure function of the file; the server reads the same one (inference/scripted), so both agree on every id.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from areal.chat.renderer import JinjaRenderer
+from areal.chat.template import CHATML, ChatTemplate
+from areal.inference.scripted.script import read_script
+
+
+def scripted_renderer(path: str | Path) -> JinjaRenderer:
+    """Raises ConfigError, as read_script does."""
+    return JinjaRenderer(read_script(path).vocabulary, ChatTemplate(CHATML, origin="the scripted backend's ChatML"))
