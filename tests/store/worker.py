@@ -1,0 +1,81 @@
+"""A process of its own that writes sessions into a store, for test_processes.py and test_database.py.
+
+python worker.py URL NAME SESSIONS [TURNS]    prints the id of each write once it is acknowledged
+python worker.py --full PATH                  the disk fills up and empties again (RLIMIT_FSIZE stands for the disk)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from areal.base.errors import StoreError
+from areal.base.types import Completion, Interaction, Limits, Message, Session, SessionRequest
+from areal.store import open_store, store_url
+from areal.store.base import Store
+
+
+def interaction(session_id: str, turn: int, tokens: int = 4) -> Interaction:
+    ids, floats = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32)
+    completion = Completion(ids, floats, ids, floats, 1.0, "stop")
+    return Interaction(
+        f"{session_id}/{turn}", session_id, turn, ids, completion, (Message("user", "?"),), Message("assistant", "!")
+    )
+
+
+async def play(store: Store, task: str, turns: int) -> None:
+    session: Session = await store.sessions.begin(SessionRequest(task, f"key of {task}", "w0", request_id=task))
+    print("began", session.id, flush=True)
+    for turn in range(turns):
+        await store.sessions.add(interaction(session.id, turn))
+        print("added", f"{session.id}/{turn}", flush=True)
+    rewarded = await store.sessions.reward(session.id, 1.0, None)
+    print("rewarded", rewarded, flush=True)
+    await store.sessions.end(session.id, "ended")
+    print("ended", session.id, flush=True)
+
+
+async def write(url: str, name: str, sessions: int, turns: int) -> None:
+    async with await open_store(url) as store:
+        for start in range(0, sessions, 16):
+            await asyncio.gather(*(play(store, f"{name}-{n}", turns) for n in range(start, min(start + 16, sessions))))
+
+
+async def fill(path: Path) -> None:
+    """Exit 0 if the store refuses in time, keeps what it acknowledged, and works again."""
+    async with await open_store(store_url(path)) as store:
+        await store.training.set_limits(Limits(max_concurrent=10, max_lag=0, batch_groups=10))
+        session = await store.sessions.begin(SessionRequest("t", "k", "w0"))
+        await store.sessions.add(interaction(session.id, 0))
+        limit = path.with_name(path.name + "-wal").stat().st_size + 300_000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        acknowledged, refused = 1, None
+        while refused is None:
+            try:
+                await store.sessions.add(interaction(session.id, acknowledged, tokens=2000))
+            except StoreError as error:
+                refused = error
+            else:
+                acknowledged += 1
+        print("refused", refused.status, refused)
+        assert len(await store.sessions.interactions(session.id)) == acknowledged, "reads go on, nothing half written"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await store.sessions.add(interaction(session.id, acknowledged, tokens=2000))
+        await store.sessions.reward(session.id, 1.0, None)
+        await store.sessions.end(session.id, "ended")
+    async with await open_store(store_url(path)) as store:
+        kept = await store.sessions.interactions(session.id)
+        assert [one.index for one in kept] == list(range(acknowledged + 1))
+        assert len(await store.training.ready()) == 1
+    print("kept", len(kept))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--full":
+        asyncio.run(fill(Path(sys.argv[2])))
+    else:
+        asyncio.run(write(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
