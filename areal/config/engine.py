@@ -24,7 +24,7 @@ class OptimizerConfig(Section):
     lr_scheduler_type: LrSchedule = "constant"
     """Shape after the warm-up, over total_train_steps."""
     warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps of linear warm-up from 0."""
+    """Training steps of linear warm-up from 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Where linear and cosine end, as a part of lr."""
     gradient_clipping: float = Field(1.0, gt=0)

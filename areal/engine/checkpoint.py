@@ -67,30 +67,42 @@ def load(path: str | os.PathLike[str], policy: PolicyNet) -> Recovery | None:
     """Put the folder's weights into the policy; returns the recovery state if it has one.
 
     Raises ConfigError if the folder is no checkpoint or belongs to another model."""
-    from safetensors.torch import load_file
-
     folder = Path(path)
     if not (folder / WEIGHTS).is_file():
         raise ConfigError(f"{folder} is no checkpoint: {WEIGHTS} is missing; name a folder that areal saved")
-    tensors = load_file(folder / WEIGHTS)
+    tensors = _read(folder / WEIGHTS)
     own = dict(policy.named_tensors())
     if difference := sorted(own.keys() ^ tensors.keys()):
         raise ConfigError(f"{folder} belongs to another model: {difference[0]!r} is in only one of both")
     for name, tensor in own.items():
         if tensor.shape != tensors[name].shape:
-            raise ConfigError(
-                f"{folder} belongs to another model: {name} has shape {tuple(tensors[name].shape)}, not {tuple(tensor.shape)}"
-            )
+            shapes = f"{tuple(tensors[name].shape)}, not {tuple(tensor.shape)}"
+            raise ConfigError(f"{folder} belongs to another model: {name} has shape {shapes}")
+    recovery = _recovery(folder / "recovery")
+    for name, tensor in own.items():
         tensor.copy_(tensors[name])
-    state = folder / "recovery" / "state.json"
+    return recovery
+
+
+def _recovery(folder: Path) -> Recovery | None:
+    state = folder / "state.json"
     if not state.is_file():
         return None
     facts = json.loads(state.read_text())
     if facts.pop("format", None) != FORMAT:
-        raise ConfigError(
-            f"{state} was written in another format than {FORMAT}; resume with the version of areal that wrote it"
-        )
-    return Recovery(load_file(folder / "recovery" / "optimizer.safetensors"), facts)
+        raise ConfigError(f"{state} is not of format {FORMAT}; resume with the version of areal that wrote it")
+    return Recovery(_read(folder / "optimizer.safetensors"), facts)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(file)
+    except SafetensorError as error:
+        raise ConfigError(f"{file} is damaged ({error}); resume from an earlier checkpoint") from None
+    return tensors
 
 
 def _copy_companions(source: Path, target: Path) -> None:

@@ -81,8 +81,8 @@ class TrainEngine:
         if len(kept) > 1:
             kept = self._with_proximal(kept, stats)
         for part in kept:
-            self._mini_batch(part, stats)
-        return stats.result(seconds=time.monotonic() - started, lr=self._optimizer.lr())
+            self._mini_batch(part, step, stats)
+        return stats.result(seconds=time.monotonic() - started, lr=self._optimizer.lr(step))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Current weights in Hugging Face names, tied ones once, not copied."""
@@ -142,7 +142,7 @@ class TrainEngine:
             [row if row.proximal is not None else replace(row, proximal=next(fresh)) for row in part] for part in parts
         ]
 
-    def _mini_batch(self, rows: Sequence[RowArrays], stats: _StepStats) -> None:
+    def _mini_batch(self, rows: Sequence[RowArrays], step: int, stats: _StepStats) -> None:
         if not any(row.advantages[row.trained].any() for row in rows):
             return
         stats.updated_rows += len(rows)
@@ -152,7 +152,7 @@ class TrainEngine:
         except BaseException:
             self._optimizer.zero_grad()
             raise
-        applied = self._optimizer.step()
+        applied = self._optimizer.step(step)
         if applied is None:
             raise TrainingError(
                 f"{self._blame(rows)}; the step was not applied. Exclude the session or lower actor.optimizer.lr"
@@ -166,7 +166,7 @@ class TrainEngine:
             slot = int((~finite).nonzero()[0, 0])
             session = rows[int(packed.row[slot])].session_id
             raise TrainingError(
-                f"session {session}: the policy's log-prob of token {int(packed.position[slot])} is {float(logprobs[slot]):g}; "
+                f"session {session}: the policy's log-prob of token {int(packed.position[slot])} is {float(logprobs.detach()[slot]):g}; "
                 "the weights have diverged or the token cannot be sampled: resume from an earlier checkpoint with a lower actor.optimizer.lr"
             )
         packed = packed.to(logprobs.device)

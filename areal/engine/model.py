@@ -67,7 +67,9 @@ class PolicyNet:
 def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False) -> PolicyNet:
     """The model of this folder, ready to train. Raises ConfigError naming the folder when it cannot be."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     if not (Path(model_dir) / "config.json").is_file():
         raise ConfigError(f"{model_dir} has no config.json; actor.path must be a folder of a Hugging Face model")
     _register_attention()
@@ -88,7 +90,9 @@ def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_check
     policy = PolicyNet(model)
     _check_against_own_logits(policy, str(model_dir))
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers renamed it during 5.x
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     model.train()
     return policy
 

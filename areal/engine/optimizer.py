@@ -2,7 +2,7 @@
 
     optimizer = Optimizer(policy.named_parameters(), settings.optimizer, total_steps=100)
     ...backward passes...
-    applied = optimizer.step()                  # Applied(grad_norm, lr); None when the gradient is not finite
+    applied = optimizer.step(training_step=3)   # Applied(grad_norm, lr); None when the gradient is not finite
 
 Parameters below float32 get float32 masters: at learning rates of 1e-6 a bfloat16 weight would round every update away. Losses arrive
 already normalised over the optimizer step (batch.py: loss_weights), so nothing is divided again, however many micro-batches there were.
@@ -11,6 +11,7 @@ State goes out and in as named tensors (engine/checkpoint.py); no pickle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Applied:
 
 
 class Optimizer:
-    """Owns moments, masters and the number of optimizer steps taken. total_steps: optimizer steps of the whole run."""
+    """Owns moments, masters and the number of optimizer steps taken. total_steps: training steps of the whole run."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, *, total_steps: int) -> None:
         self.config = config
@@ -53,16 +54,18 @@ class Optimizer:
             fused=True,
         )
 
-    def step(self) -> Applied | None:
-        """Clip, apply, zero the gradients. None: the gradient held a NaN or infinity; nothing was changed but the gradients."""
+    def step(self, training_step: int) -> Applied | None:
+        """Clip, apply, zero the gradients. training_step, from 0, is the place in the learning-rate schedule.
+
+        None: the gradient held a NaN or infinity; nothing was changed but the gradients, which are gone."""
         grads = [p.grad for p in self._params.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads).item()
-        if not torch.isfinite(torch.tensor(norm)):
+        if not math.isfinite(norm):
             self.zero_grad()
             return None
         if norm > self.config.gradient_clipping:
             torch._foreach_mul_(grads, self.config.gradient_clipping / (norm + 1e-6))
-        lr = self.lr()
+        lr = self.lr(training_step)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         mixed = [name for name, p in self._params.items() if p is not self._masters[name]]
@@ -78,10 +81,10 @@ class Optimizer:
         self.zero_grad()
         return Applied(norm, lr)
 
-    def lr(self) -> float:
-        """Of the next step."""
+    def lr(self, training_step: int) -> float:
+        """The learning rate of every optimizer step in this training step."""
         return learning_rate(
-            self.steps,
+            training_step,
             lr=self.config.lr,
             schedule=self.config.lr_scheduler_type,
             warmup_steps=self.config.warmup_steps,
