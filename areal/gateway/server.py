@@ -17,15 +17,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
 from areal.base.errors import ArealError, ConfigError
 from areal.base.logs import LEVELS, Level, announce, open_log, warn
 from areal.cluster.child import ChildSpec, report_ready, run_child
-from areal.config.load import load_config
-from areal.config.run import RunConfig
 from areal.gateway import state
 from areal.gateway.app import GatewayApp
 from areal.gateway.attachment import Attachment
@@ -34,6 +32,9 @@ from areal.gateway.splice import Splice
 from areal.gateway.state import GatewayFacts, RunFacts
 from areal.web.address import bind, is_loopback, url_of
 from areal.web.serve import serve
+
+if TYPE_CHECKING:
+    from areal.config.rollout import AgentConfig
 
 DEFAULT_PORT = 9000
 DEFAULT_LOG_DIR = "logs/areal_async"
@@ -106,8 +107,7 @@ def _alone(arguments: argparse.Namespace) -> None:
     level: Level = arguments.log_level
     with open_log(Path(arguments.log_dir) / "gateway.log", run_id=f"gateway-{os.getpid()}", level=level):
         try:
-            config = load_config(Path(arguments.config)) if arguments.config else RunConfig()
-            agent = config.rollout.agent
+            agent = _agent_config(arguments.config)
             host = agent.gateway_host
             if host and not arguments.host and host != listener.getsockname()[0]:
                 port = listener.getsockname()[1]
@@ -117,6 +117,18 @@ def _alone(arguments: argparse.Namespace) -> None:
         except ArealError as error:
             warn("Gateway", str(error))
             raise
+
+
+def _agent_config(path: str | None) -> AgentConfig:
+    """Of the router file or run config; without one, the defaults. Raises ConfigError."""
+    # Imported here: the child of a run needs no loader and starts sooner without it.
+    from areal.config.run import RunConfig
+
+    if path is None:
+        return RunConfig().rollout.agent
+    from areal.config.load import load_config
+
+    return load_config(Path(path)).rollout.agent
 
 
 def _run(listener: socket.socket, settings: Settings, ready: Callable[[str], None]) -> None:
