@@ -33,6 +33,7 @@ from areal.web.sse import encode_event
 PROTOCOL = 1  # of this wire; both ends compare it before anything else is said
 GENERATE_PATH = "/inference/v1/generate"
 CONTEXT_OVERFLOW = "context_length_exceeded"
+RETRY_AFTER_S = 2  # of a server's 503: some clients give up on one that names no time
 
 
 class SamplingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -238,7 +239,7 @@ def decode_error(status: int, body: bytes) -> ArealError:
 
 
 def to_exception(status: int, detail: ErrorDetail) -> ArealError:
-    """A type per remedy: what the client asked wrongly is a BadRequest, all else is the backend's."""
+    """A type per remedy: what the client asked wrongly is a BadRequest, all else is the backend's. 200: in mid-stream."""
     if detail.code == CONTEXT_OVERFLOW:
         return ContextOverflow(detail.tokens, detail.maximum)
     if status == 400:
@@ -249,10 +250,12 @@ def to_exception(status: int, detail: ErrorDetail) -> ArealError:
         return BackendError("the inference server refused the run token; was it started by another run?")
     if status == 404:
         return NotFound(detail.message)
-    if status == Unavailable.status or detail.code == Unavailable.code:
-        return Unavailable(detail.message)
     how = "failed in mid-stream" if status == 200 else f"answered {status}"
-    return BackendError(f"the inference server {how}: {detail.message}")
+    error = BackendError(f"the inference server {how}: {detail.message}")
+    if status >= 500:  # a failure before the first token keeps its status all the way to the client (settled 13)
+        error.status = status
+        error.retry_after_s = RETRY_AFTER_S if status == Unavailable.status else None
+    return error
 
 
 def encode_health(health: BackendHealth) -> bytes:
