@@ -33,7 +33,7 @@ CREATE TABLE task_groups (
     consumed_step INTEGER,
     consumed_incarnation TEXT
 ) STRICT;
-CREATE INDEX groups_of_task ON task_groups (task_id, seq);
+CREATE INDEX groups_of_task ON task_groups (task_id, seq) WHERE accepted_at IS NULL AND dropped_at IS NULL;
 CREATE INDEX groups_running ON task_groups (deadline) WHERE accepted_at IS NULL AND dropped_at IS NULL;
 CREATE INDEX groups_waiting ON task_groups (seq)
     WHERE accepted_at IS NOT NULL AND consumed_step IS NULL AND dropped_at IS NULL;

@@ -261,7 +261,7 @@ def _exclude(connection: sqlite3.Connection, session_id: str, now: float) -> Ses
 
 def _idle(connection: sqlite3.Connection, idle_since: float, busy: set[str], worker: str | None) -> list[str]:
     rows = connection.execute(
-        "SELECT id FROM sessions WHERE ending IS NULL AND last_active_at < ?1 AND coalesce(?2, worker) = worker ORDER BY seq",
+        "SELECT id FROM sessions WHERE ending IS NULL AND last_active_at < ?1 AND coalesce(?2, worker) = worker ORDER BY last_active_at",
         (idle_since, worker),
     )
     return [row["id"] for row in rows.fetchall() if row["id"] not in busy]

@@ -160,7 +160,7 @@ def _version(connection: sqlite3.Connection, label: int) -> Version | None:
 
 
 def _current_version(connection: sqlite3.Connection) -> Version | None:
-    row = connection.execute("SELECT * FROM versions ORDER BY label DESC LIMIT 1").fetchone()
+    row = connection.execute("SELECT * FROM versions WHERE label = (SELECT max(label) FROM versions)").fetchone()
     return None if row is None else Version(row["label"], row["step"], row["incarnation"])
 
 
