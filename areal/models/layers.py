@@ -18,7 +18,7 @@ from torch import Tensor
 
 def _blocked_kernels_work() -> bool:
     """Whether this torch and this CPU have oneDNN's packed linear; asked once, by doing it."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:
         weight, x = torch.randn(32, 16), torch.randn(3, 16)

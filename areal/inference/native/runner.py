@@ -1,0 +1,213 @@
+"""A thread for the engine, and the engine as a Backend of this process for the HTTP edge.
+
+    backend = NativeBackend(engine, name="smollm2-135m", receive=receive_through(run_dir))   # takes the engine over
+    async for chunk in backend.generate(request): ...
+    await backend.close()
+
+What other tasks want (add, abort, pause, swap) is put in an inbox and happens between two steps; what a step sampled goes back
+to the event loop in one call per step. A generator closed early aborts its request. If the engine itself breaks, `stopped`
+says why, every stream ends with an error, and the process should end. Neighbours: engine.py, server.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from areal import weights
+from areal.base.errors import ArealError, BackendError, Unavailable
+from areal.base.types import GenerateRequest, TokenChunk
+from areal.inference.backend import BackendHealth
+from areal.inference.native.engine import Engine, Event
+from areal.inference.native.scheduler import Sequence
+from areal.models.dense import DenseNet
+from areal.models.hf_weights import check_tensors
+
+Receive = Callable[[Mapping[str, Any]], Mapping[str, Tensor]]
+_Inbox = asyncio.Queue[TokenChunk | ArealError]
+T = TypeVar("T")
+
+
+def receive_through(run_dir: Path) -> Receive:
+    """Fetch published weights by the transfer that their manifest names."""
+
+    def receive(manifest: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        return weights.sink(str(manifest.get("transfer")), run_dir).receive(manifest)
+
+    return receive
+
+
+class NativeBackend:
+    """Implements backend.Backend. Made and used inside one event loop."""
+
+    def __init__(self, engine: Engine, *, name: str, receive: Receive, threads: int = 0) -> None:
+        self._engine = engine
+        self._name = name
+        self._receive = receive
+        self._threads = threads
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._streams: dict[Sequence, _Inbox] = {}  # the event loop's alone
+        self._loading = asyncio.Lock()
+        self._paused = False  # these two are the engine thread's
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop = asyncio.get_running_loop()
+        self.stopped: asyncio.Future[BaseException | None] = self._loop.create_future()  # with why, if the engine broke
+        self._thread.start()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """See Backend.generate."""
+        self._must_live()
+        sequence = self._engine.sequence_of(request)
+        inbox: _Inbox = asyncio.Queue()
+        self._streams[sequence] = inbox
+        self._calls.put(lambda: self._engine.add(sequence))
+        ended = False
+        try:
+            while not ended:
+                event = await inbox.get()
+                if isinstance(event, ArealError):
+                    raise event
+                ended = event.finish_reason is not None
+                yield event
+        finally:
+            if self._streams.pop(sequence, None) is not None:
+                self._calls.put(lambda: self._engine.abort(sequence))
+
+    async def health(self) -> BackendHealth:
+        """Counts may be a step old: the engine is not stopped for them."""
+        scheduler = self._engine.scheduler
+        return BackendHealth(
+            model=self._name,
+            version=self._engine.version,
+            max_context=self._engine.settings.max_context,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_tokens_free=scheduler.kv_tokens_free,
+        )
+
+    async def pause(self) -> None:
+        """Returns when the step in progress is over; nothing is sampled from then on."""
+        await self._between_steps(lambda: self._set_paused(True))
+
+    async def resume(self) -> None:
+        await self._between_steps(lambda: self._set_paused(False))
+
+    async def load_weights(self, manifest: dict[str, Any], version: int) -> int:
+        """All or nothing: received, checked and packed aside while the engine goes on, then swapped between two steps.
+        Raises BackendError with the reason; weights and label are then what they were (T065)."""
+        async with self._loading:
+            net = await asyncio.to_thread(self._build, manifest, version)
+            await self._between_steps(lambda: self._engine.swap(net, version))
+        return version
+
+    async def close(self) -> None:
+        """Stop after the current step; streams still open end with Unavailable."""
+        self._calls.put(self._stop)
+        await asyncio.to_thread(self._thread.join)
+        self._end_streams(Unavailable("the inference server is shutting down; send the request to another one"))
+
+    def _build(self, manifest: dict[str, Any], version: int) -> DenseNet:
+        """In a worker thread. The net now served is only read."""
+        if manifest.get("version") != version:
+            raise BackendError(f"the manifest is of version {manifest.get('version')!r}, not {version}; nothing loaded")
+        serving = self._engine.net
+        try:
+            tensors = self._receive(manifest)
+            check_tensors(tensors, serving.config.parameter_shapes(), finite=True)
+            return DenseNet.from_tensors(
+                serving.config,
+                tensors,
+                dtype=serving.dtype,
+                device=serving.device,
+                positions=self._engine.settings.max_context,
+            )
+        except (ArealError, OSError, RuntimeError) as error:
+            raise BackendError(
+                f"weights version {version} were not loaded, version {self._engine.version} stays: {error}"
+            ) from error
+
+    async def _between_steps(self, call: Callable[[], T]) -> T:
+        """Run `call` in the engine's thread and wait for what it returns or raises."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except ArealError as error:
+                future.set_exception(error)
+
+        self._must_live()
+        self._calls.put(run)
+        result = asyncio.wrap_future(future)
+        either: set[asyncio.Future[Any]] = {result, self.stopped}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise Unavailable("the engine stopped meanwhile; see the inference server's log")
+        return result.result()
+
+    def _must_live(self) -> None:
+        if self.stopped.done():
+            raise Unavailable("the engine has stopped; see the inference server's log")
+
+    # The engine's thread.
+
+    def _run(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        reason: BaseException | None = None
+        try:
+            while not self._stopping:
+                self._take_calls(wait=self._paused or not self._engine.busy)
+                if self._stopping or self._paused or not self._engine.busy:
+                    continue
+                events = self._engine.step()
+                if events:
+                    self._loop.call_soon_threadsafe(self._deliver, events)
+        except BaseException as error:  # whatever it is, the process has to hear of it
+            reason = error
+        self._loop.call_soon_threadsafe(self._has_stopped, reason)
+
+    def _take_calls(self, *, wait: bool) -> None:
+        """All that lie in the inbox; `wait` for the first one where there is nothing else to do."""
+        try:
+            while True:
+                self._calls.get(block=wait)()
+                wait = False
+        except queue.Empty:
+            return
+
+    def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    # The event loop.
+
+    def _deliver(self, events: list[Event]) -> None:
+        for sequence, event in events:
+            inbox = self._streams.get(sequence)
+            if inbox is None:
+                continue
+            inbox.put_nowait(event)
+            if isinstance(event, ArealError) or event.finish_reason is not None:
+                del self._streams[sequence]
+
+    def _has_stopped(self, reason: BaseException | None) -> None:
+        if reason is not None:
+            self._end_streams(BackendError(f"the engine broke: {type(reason).__name__}: {reason}"))
+        self.stopped.set_result(reason)
+
+    def _end_streams(self, reason: ArealError) -> None:
+        for inbox in self._streams.values():
+            inbox.put_nowait(reason)
+        self._streams.clear()
