@@ -1,0 +1,165 @@
+"""One session = one key = one recorded conversation: the HTTP application of a rollout worker.
+
+    proxy = build_proxy(ProxyParts(store=store, renderer=renderer, backend=router, keys=keys, worker="w0", ...))
+    await serve(proxy.app, sock, ready=..., drain=proxy.sessions.drain)
+
+Control routes (control.py) are FastAPI; model routes (model_routes.py) are plain ASGI in the same app, one set per dialect of the
+table, under every prefix that clients put before them. Errors have the shape of the protocol whose route was called. The
+app keeps nothing that it cannot read again from the store. Used by rollout/worker.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
+
+from areal.base.errors import ArealError
+from areal.chat.base import Renderer
+from areal.config.rollout import AgentConfig, GenerationConfig
+from areal.proxy.control import ControlRoutes
+from areal.proxy.dialects import dialects
+from areal.proxy.model_routes import HOLD_S, PING_S, ModelRoute
+from areal.proxy.recorder import Generates, Recorder
+from areal.proxy.sessions import SessionPolicy, Sessions
+from areal.store.base import Store
+from areal.web.app import add_route, create_app, openai_error_body, send_json
+from areal.web.auth import SessionKeys, opens, presented_keys
+
+# What clients put before a route: nothing, the SDKs' /v1, S2's /gateway/v1, and the Anthropic SDK's second /v1.
+PREFIXES = ("", "/v1", "/gateway", "/gateway/v1", "/gateway/v1/v1")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyParts:
+    """What a proxy is made of. max_context: tokens of prompt + output. policy_names: names that mean the policy.
+
+    hold_s, ping_s: how long a stream's headers wait for the first token, and the pause between keep-alive comments."""
+
+    store: Store
+    renderer: Renderer
+    backend: Generates
+    keys: SessionKeys
+    worker: str
+    agent: AgentConfig
+    defaults: GenerationConfig
+    max_context: int
+    seed: int = 1
+    policy_names: tuple[str, ...] = ("default",)
+    on_session_end: Callable[[str], None] = field(default=lambda _: None)  # for example Router.forget
+    hold_s: float = HOLD_S
+    ping_s: float = PING_S
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The application, and the sessions in it. `app` may be given further routes by its process."""
+
+    app: FastAPI
+    sessions: Sessions
+    recorder: Recorder
+
+
+def proxy_app(parts: ProxyParts) -> FastAPI:
+    """The application alone."""
+    return build_proxy(parts).app
+
+
+def build_proxy(parts: ProxyParts) -> Proxy:
+    """Wire the parts. Sessions expire while the app's lifespan runs."""
+    sessions = Sessions(
+        parts.store,
+        parts.keys,
+        worker=parts.worker,
+        policy=SessionPolicy.of(parts.agent),
+        on_end=parts.on_session_end,
+    )
+    recorder = Recorder(
+        parts.store,
+        parts.renderer,
+        parts.backend,
+        defaults=parts.defaults,
+        seed=parts.seed,
+        max_context=parts.max_context,
+        sampling=parts.agent.sampling,
+        policy_names=frozenset(parts.policy_names),
+    )
+    table = dialects()
+    by_path = {prefix + route: dialect for dialect in table for route in dialect.routes for prefix in PREFIXES}
+
+    def error_body(path: str, error: ArealError) -> Any:
+        dialect = by_path.get(path)
+        return dialect.error_body(error) if dialect else openai_error_body(path, error)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with sessions.serving():
+            yield
+
+    app = create_app("areal proxy", max_body_bytes=parts.agent.max_body_bytes, error_body=error_body, lifespan=lifespan)
+    routes = {
+        dialect.name: ModelRoute(dialect, sessions, recorder, parts.keys, hold_s=parts.hold_s, ping_s=parts.ping_s)
+        for dialect in table
+    }
+    for path, dialect in by_path.items():
+        add_route(app, path, routes[dialect.name])
+    _add_probes(app, parts, sessions)
+    ControlRoutes(sessions, parts.store, parts.keys, parts.agent).add_to(app)
+    return Proxy(app, sessions, recorder)
+
+
+def _add_probes(app: FastAPI, parts: ProxyParts, sessions: Sessions) -> None:
+    """What clients ask before and beside model calls."""
+    models = _models(parts.policy_names)
+
+    def require_key(scope: Scope) -> None:
+        presented = presented_keys(scope["headers"])
+        if not opens(presented, parts.agent.admin_api_key):
+            parts.keys.session_key(presented)
+
+    async def list_models(scope: Scope, receive: Receive, send: Send) -> None:
+        require_key(scope)
+        await send_json(send, models)
+
+    async def one_model(scope: Scope, receive: Receive, send: Send) -> None:
+        require_key(scope)
+        name = scope["path_params"]["name"]
+        known = next((one for one in models["data"] if one["id"] == name), None)
+        await send_json(send, known or {**models["data"][0], "id": name})  # any name is served by the policy
+
+    async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, {"status": "ok", "service": "areal"})
+
+    async def health(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, {"status": "ok", "worker": parts.worker, **sessions.counts()})
+
+    add_route(app, "/health", health, ["GET"])
+    for prefix in PREFIXES:
+        add_route(app, f"{prefix}/models", list_models, ["GET"])
+        add_route(app, f"{prefix}/models/{{name:path}}", one_model, ["GET"])
+        add_route(app, prefix or "/", hello, ["GET"])
+        add_route(app, f"{prefix}/api/hello", hello, ["GET"])
+
+
+def _models(names: tuple[str, ...]) -> dict[str, Any]:
+    """The list in a shape that the OpenAI and the Anthropic SDK both read."""
+    created = int(time.time())
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
+    data = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "areal",
+            "type": "model",
+            "display_name": name,
+            "created_at": stamp,
+        }
+        for name in dict.fromkeys(("default", *names))
+    ]
+    return {"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}

@@ -1,0 +1,171 @@
+"""The control routes of a worker: start, reward, end, look at and export sessions.
+
+    ControlRoutes(sessions, store, keys, agent).add_to(app)
+
+Two key classes: the admin key opens start_session and export_trajectories, a session key the rest; the wrong class is 403, no
+good key 401. Bodies are read field by field, so that NaN, "1.0" or true is no reward (T043) and an earlier reward stays. With
+`rollout.agent.reward_key: admin` only the admin key rewards, naming the session. Keys are never logged. Used by app.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import orjson
+from fastapi import FastAPI, Request, Response
+
+from areal.base.errors import BadRequest, Forbidden, InvalidKey, NotFound
+from areal.base.types import ExportStyle, Purpose
+from areal.config.rollout import AgentConfig
+from areal.proxy import records
+from areal.proxy.dialects import fields
+from areal.proxy.model_routes import decode_json
+from areal.proxy.sessions import Sessions, StartRequest
+from areal.store.base import Store
+from areal.web.auth import SessionKey, SessionKeys, opens, presented_keys
+
+_log = logging.getLogger("areal.proxy")
+
+LONGEST_NAME = 512  # characters of a task id, request id, tag name or tag value
+MOST_TAGS = 32
+
+
+class ControlRoutes:
+    """The `/rl/...` routes as FastAPI handlers."""
+
+    def __init__(self, sessions: Sessions, store: Store, keys: SessionKeys, agent: AgentConfig) -> None:
+        self._sessions = sessions
+        self._store = store
+        self._keys = keys
+        self._agent = agent
+
+    def add_to(self, app: FastAPI) -> None:
+        """Every control route of contract section 3."""
+        app.add_api_route("/rl/start_session", self._start, methods=["POST"])
+        app.add_api_route("/rl/set_reward", self._reward, methods=["POST"])
+        app.add_api_route("/rl/end_session", self._end, methods=["POST"])
+        app.add_api_route("/rl/session", self._look, methods=["GET", "POST"])
+        for path in ("/rl/export_trajectories", "/export_trajectories"):
+            app.add_api_route(path, self._export, methods=["POST"])
+
+    async def _start(self, request: Request) -> Response:
+        self._require_admin(request, "start_session")
+        session, key = await self._sessions.start(start_request(await _body(request)))
+        _log.info("session %s started for task %s", session.id, fields.shown(session.task_id))
+        return _json({"session_id": session.id, "api_key": key})
+
+    async def _reward(self, request: Request) -> Response:
+        body = await _body(request)
+        reward, interaction = reward_of(body), body.get("interaction_id")
+        if interaction is not None:
+            interaction = fields.as_text(interaction, "interaction_id")
+        if opens(_keys(request), self._agent.admin_api_key):
+            session_id = fields.text(body, "session_id")
+            if not session_id:
+                raise BadRequest("with the admin key, name the session: session_id", param="session_id")
+            named = await self._store.sessions.reward(session_id, reward, interaction)
+        else:
+            key = self._session_key(request)
+            if self._agent.reward_key != "session":
+                raise Forbidden(
+                    "a session key may not reward itself in this run: rewards come from its reward source, or from the admin "
+                    "key (rollout.agent.reward_key)"
+                )
+            named = await self._sessions.reward(key, reward, interaction)
+        return _json({"message": "success", "interaction_id": named, "reward": reward})
+
+    async def _end(self, request: Request) -> Response:
+        session = await self._sessions.end(self._session_key(request))
+        return _json({"message": "success", "session_id": session.id, "interaction_count": session.interaction_count})
+
+    async def _look(self, request: Request) -> Response:
+        live = await self._sessions.of_or_closing(self._session_key(request))
+        interactions = await self._store.sessions.interactions(live.id)
+        return _json(records.summary(live.session, interactions, live.in_flight))
+
+    async def _export(self, request: Request) -> Response:
+        self._require_admin(request, "export_trajectories")
+        body = await _body(request)
+        session_id = fields.as_text(body.get("session_id"), "session_id")
+        style: Any = fields.text(body, "style", self._agent.export_style)
+        if style not in get_args(ExportStyle):
+            raise BadRequest(
+                f"style must be one of {', '.join(get_args(ExportStyle))}, not {fields.shown(style)}", param="style"
+            )
+        discount = fields.number(body, "discount", low=0, high=1)
+        session = await self._store.sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"there is no session {fields.shown(session_id)}; its id stands in start_session's answer")
+        interactions = await self._store.sessions.interactions(session_id)
+        return _json(
+            records.exported(session, interactions, style, self._agent.turn_discount if discount is None else discount)
+        )
+
+    def _session_key(self, request: Request) -> SessionKey:
+        return self._keys.session_key(_keys(request))
+
+    def _require_admin(self, request: Request, call: str) -> None:
+        presented = _keys(request)
+        if opens(presented, self._agent.admin_api_key):
+            return
+        try:
+            self._keys.session_key(presented)
+        except InvalidKey:
+            raise InvalidKey(f"{call} takes the admin key, rollout.agent.admin_api_key") from None
+        raise Forbidden(f"a session key may not call {call}; use the admin key, rollout.agent.admin_api_key")
+
+
+def start_request(body: Mapping[str, Any]) -> StartRequest:
+    """A checked start_session body. Ids are data, whatever they look like; only what no store can keep is refused."""
+    purpose: Any = fields.text(body, "purpose", "train")
+    if purpose not in get_args(Purpose):
+        raise BadRequest(f"purpose must be train or eval, not {fields.shown(purpose)}", param="purpose")
+    tags = fields.as_object(body.get("tags") or {}, "tags")
+    if len(tags) > MOST_TAGS:
+        raise BadRequest(f"at most {MOST_TAGS} tags, not {len(tags)}", param="tags")
+    request_id, api_key = body.get("request_id"), body.get("api_key")
+    return StartRequest(
+        task_id=_name(body.get("task_id"), "task_id"),
+        api_key=None if api_key is None else fields.as_text(api_key, "api_key").strip(),
+        purpose=purpose,
+        tags={_name(name, "tags"): _name(value, f"tags.{name[:40]}") for name, value in tags.items()},
+        request_id=None if request_id is None else _name(request_id, "request_id"),
+    )
+
+
+def reward_of(body: Mapping[str, Any]) -> float:
+    """A finite number. Raises BadRequest for null, text, booleans, lists and what is too large to be one."""
+    if body.get("reward") is None:
+        raise BadRequest(
+            "reward is missing: send a number; a verifier that failed has no reward to set", param="reward"
+        )
+    reward = fields.number(body, "reward")
+    if reward is None or not math.isfinite(reward):
+        raise BadRequest("reward must be a finite number", param="reward")
+    return reward
+
+
+def _name(value: object, param: str) -> str:
+    text = fields.as_text(value, param)
+    if not text.strip() or len(text) > LONGEST_NAME:
+        raise BadRequest(f"{param} must have 1 to {LONGEST_NAME} characters, not {len(text)}", param=param)
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in text):
+        raise BadRequest(f"{param} holds a control character; send plain text", param=param)
+    return text
+
+
+async def _body(request: Request) -> fields.JsonObject:
+    raw = await request.body()
+    return fields.as_object(decode_json(raw) if raw.strip() else {}, "the body")
+
+
+def _keys(request: Request) -> tuple[str, ...]:
+    return presented_keys(request.scope["headers"])
+
+
+def _json(body: Mapping[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,125 @@
+"""What one session has recorded so far, in memory, indexed so that a call finds the turn it continues.
+
+    talk = Conversation(await store.sessions.interactions(session_id))
+    found = talk.continued_by(call)          # interactions of the longest recorded prefix, best candidate first
+    repeats = talk.repeats(call)             # earlier answers to the very same body
+    talk.add(interaction)
+
+A prefix is a chain of hashes over the tools and the canonical messages (chat/canonical.py), so a lookup costs one pass over
+the call's messages whatever the session's length. A cache of store rows, rebuilt from them at any time. Pure
+state: no clock, no I/O, one owner (the event loop). Used by recorder.py and sessions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from areal.base.types import Interaction, Message, ModelCall, Tag, Tool
+from areal.chat.canonical import message_key, ordered, tools_key
+from areal.proxy.export import NOT_A_STEP
+
+
+class Conversation:
+    """The interactions of one session, in start order, and the way from messages to them."""
+
+    def __init__(self, interactions: Iterable[Interaction] = ()) -> None:
+        self._by_id: dict[str, Interaction] = {}
+        self._ends: dict[bytes, list[str]] = {}
+        self._bodies: dict[bytes, list[str]] = {}
+        self._openings: dict[bytes, set[bytes]] = {}  # first messages seen, each with its tools
+        self._undelivered: set[str] = set()
+        self._next_index = 0
+        self.first_model: str | None = None
+        for interaction in sorted(interactions, key=lambda one: one.index):
+            self.add(interaction)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, interaction_id: object) -> bool:
+        return interaction_id in self._by_id
+
+    def reserve(self, count: int) -> int:
+        """The index of the next call's first choice; start order is decided here."""
+        first = self._next_index
+        self._next_index += count
+        return first
+
+    def add(self, interaction: Interaction) -> None:
+        """Remember a stored interaction."""
+        self._by_id[interaction.id] = interaction
+        self._next_index = max(self._next_index, interaction.index + 1)
+        if self.first_model is None:
+            self.first_model = interaction.model
+        chain = _chain(interaction.tools, (*interaction.messages, interaction.reply))
+        self._ends.setdefault(chain[-1], []).append(interaction.id)
+        self._bodies.setdefault(_body(chain[-2], interaction.model), []).append(interaction.id)
+        self._openings.setdefault(message_key(interaction.messages[0]), set()).add(tools_key(interaction.tools))
+
+    def retag(self, interaction_id: str, tag: Tag) -> None:
+        one = self._by_id[interaction_id]
+        self._by_id[interaction_id] = replace(one, tags=(*one.tags, tag))
+
+    def undelivered(self, interaction_ids: Iterable[str]) -> None:
+        """The client was gone before these answers could be sent."""
+        self._undelivered.update(interaction_ids)
+
+    def choices(self, call_id: str) -> list[str]:
+        """The interaction ids of one answer: itself, or its choices `<id>#0`, `<id>#1`, ... (settled 15)."""
+        if call_id in self._by_id:
+            return [call_id]
+        found: list[str] = []
+        while (choice := f"{call_id}#{len(found)}") in self._by_id:
+            found.append(choice)
+        return found
+
+    def continued_by(self, call: ModelCall) -> list[Interaction]:
+        """Interactions whose messages and reply are the longest recorded prefix of this call's messages.
+
+        Several when the same text was sampled twice: those that are steps first, then the newest."""
+        chain = _chain(call.tools, call.messages)
+        for key in reversed(chain[1:-1]):  # at least one new message follows the recorded reply
+            ids = self._ends.get(key)
+            if ids:
+                found = [self._by_id[one] for one in ids]
+                return sorted(found, key=lambda one: (not NOT_A_STEP.isdisjoint(one.tags), -one.index))
+        return []
+
+    def repeats(self, call: ModelCall) -> list[Interaction]:
+        """Earlier answers to the same messages, tools and model that are still steps, oldest first."""
+        key = _body(_chain(call.tools, call.messages)[-1], call.model)
+        found = [self._by_id[one] for one in self._bodies.get(key, [])]
+        return [one for one in found if NOT_A_STEP.isdisjoint(one.tags)]
+
+    def superseded_by(self, call: ModelCall) -> list[Interaction]:
+        """Answers that this call replaces (settled 12): all undelivered ones, and of a retry also the last one."""
+        repeats = self.repeats(call)
+        lost = {one.id for one in repeats if one.id in self._undelivered}
+        if call.retry_count and repeats:
+            lost.update(self.choices(repeats[-1].id.partition("#")[0]))
+        return [one for one in repeats if one.id in lost]
+
+    def branch_reason(self, call: ModelCall) -> str:
+        """Why a call that continues nothing starts a branch; empty for the session's first."""
+        if not self._by_id:
+            return ""
+        if self.repeats(call):
+            return "resampled"
+        tools_seen = self._openings.get(message_key(call.messages[0]))
+        if tools_seen is None:
+            return "new_conversation"
+        return "history_changed" if tools_key(call.tools) in tools_seen else "tools_changed"
+
+
+def _chain(tools: Sequence[Tool], messages: Sequence[Message]) -> list[bytes]:
+    """Hash after the tools, after the first message, ... after the last: len(messages) + 1 values."""
+    chain = [blake2b(tools_key(tools), digest_size=16).digest()]
+    for message in ordered(messages):  # parallel tool results come back in any order
+        chain.append(blake2b(chain[-1] + message_key(message), digest_size=16).digest())
+    return chain
+
+
+def _body(chain: bytes, model: str) -> bytes:
+    return chain + model.encode("utf-8", "replace")

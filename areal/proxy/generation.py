@@ -1,0 +1,150 @@
+"""One choice while it is sampled: chunks of tokens in, pieces for the client out, the record kept beside them.
+
+    choice = Generation(renderer.tokenizer, sampling, index=0)
+    async for chunk in chunks:
+        piece = choice.feed(chunk)            # what a client sees of it
+        if choice.finished: break             # also when a stop text is complete: the caller aborts the backend
+    piece = choice.finish()
+    completion, message = choice.completion(), choice.message()
+
+What is recorded are the backend's own ids, log-probs and versions, taken before any parser sees them (T020). Ids end at the
+token that completes a stop text (settled 14). A log-prob that is missing or NaN makes the choice untrainable; it
+is never replaced by a number (T009, T054). No I/O. Used by recorder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from areal.base.types import Completion, FinishReason, Message, SamplingParams, Tag, TokenChunk
+from areal.chat.base import Tokenizer
+from areal.chat.stream_parser import Delta, StreamParser
+from areal.proxy.dialects.base import Piece, TokenLogprob
+
+T = TypeVar("T", bound=np.generic)
+
+
+class Generation:
+    """State of one choice. sampling: complete, no None left in it."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, *, index: int) -> None:
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._index = index
+        self._parser = StreamParser(tokenizer, stop=sampling.stop)
+        self._chunks: list[TokenChunk] = []
+        self._shown: list[TokenLogprob] = []
+        self.untrainable = ""  # why, if it is
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more of this choice is wanted."""
+        return self._parser.stopped or self._parser.finish_reason is not None
+
+    @property
+    def tokens(self) -> int:
+        """How many sampled tokens belong to the answer."""
+        return self._parser.kept
+
+    @property
+    def shown(self) -> tuple[TokenLogprob, ...]:
+        """One entry per token, if the client asked for log-probs."""
+        return tuple(self._shown)
+
+    @property
+    def stop_text(self) -> str | None:
+        return self._parser.stop_text
+
+    def feed(self, chunk: TokenChunk) -> Piece:
+        """What this chunk adds for the client."""
+        before = self._parser.kept
+        deltas = self._parser.feed(chunk)
+        added = self._parser.kept - before
+        chunk = _of_one_length(chunk, len(chunk.token_ids))
+        if added < len(chunk.token_ids):  # a stop text was complete inside the chunk
+            chunk = _cut(chunk, added)
+        self._chunks.append(chunk)
+        if not np.isfinite(chunk.logprobs).all():
+            self.untrainable = "the backend gave no finite log-probability for a sampled token"
+        tokens = self._logprobs(chunk) if self._sampling.want_logprobs else ()
+        self._shown.extend(tokens)
+        return self._piece(deltas, tokens)
+
+    def finish(self) -> Piece:
+        """What was held back: text that might have become a stop text, an incomplete last character."""
+        return self._piece(self._parser.finish(), ())
+
+    def message(self) -> Message:
+        return self._parser.message()
+
+    def finish_reason(self) -> FinishReason:
+        """As the client hears it: a call that was cut off says length; abort where nothing ended the stream."""
+        reason = self._parser.finish_reason or "abort"
+        return "tool_calls" if reason == "stop" and self.message().tool_calls else reason
+
+    def tags(self) -> tuple[Tag, ...]:
+        tags: list[Tag] = []
+        if self.untrainable:
+            tags.append("untrainable")
+        if self._sampling.temperature == 0:
+            tags.append("greedy")
+        return tuple(tags)
+
+    def completion(self, finish_reason: FinishReason | None = None) -> Completion:
+        """The record so far; also of a choice that was aborted."""
+        return Completion(
+            token_ids=_joined((chunk.token_ids for chunk in self._chunks), np.int32),
+            logprobs=_joined((chunk.logprobs for chunk in self._chunks), np.float32),
+            versions=_joined((chunk.versions for chunk in self._chunks), np.int32),
+            kept_mass=_joined((chunk.kept_mass for chunk in self._chunks), np.float32),
+            temperature=1.0 if self._sampling.temperature is None else self._sampling.temperature,
+            finish_reason=finish_reason or self.finish_reason(),
+        )
+
+    def _piece(self, deltas: list[Delta], tokens: tuple[TokenLogprob, ...]) -> Piece:
+        return Piece(self._index, text="".join(delta.text for delta in deltas), tokens=tokens)
+
+    def _logprobs(self, chunk: TokenChunk) -> tuple[TokenLogprob, ...]:
+        top = chunk.top or ((),) * len(chunk.token_ids)
+        return tuple(
+            TokenLogprob(self._bytes(token), logprob, tuple((self._bytes(other), value) for other, value in candidates))
+            for token, logprob, candidates in zip(chunk.token_ids.tolist(), chunk.logprobs.tolist(), top, strict=True)
+        )
+
+    def _bytes(self, token_id: int) -> bytes:
+        """A token's own bytes; special tokens, which have none in the text, by their name."""
+        return self._tokenizer.piece(token_id) or self._tokenizer.decode([token_id], skip_special=False).encode()
+
+
+def _of_one_length(chunk: TokenChunk, length: int) -> TokenChunk:
+    """A backend that names fewer numbers than tokens: the rest is unknown (NaN, version -1), never invented."""
+    arrays = (chunk.logprobs, chunk.versions, chunk.kept_mass)
+    if all(len(array) == length for array in arrays):
+        return chunk
+    return replace(
+        chunk,
+        logprobs=np.full(length, np.nan, np.float32),
+        versions=np.full(length, -1, np.int32) if len(chunk.versions) != length else chunk.versions,
+        kept_mass=np.ones(length, np.float32) if len(chunk.kept_mass) != length else chunk.kept_mass,
+        top=(),
+    )
+
+
+def _cut(chunk: TokenChunk, length: int) -> TokenChunk:
+    return replace(
+        chunk,
+        token_ids=chunk.token_ids[:length],
+        logprobs=chunk.logprobs[:length],
+        versions=chunk.versions[:length],
+        kept_mass=chunk.kept_mass[:length],
+        top=chunk.top[:length],
+    )
+
+
+def _joined(arrays: Iterable[npt.NDArray[T]], dtype: type[T]) -> npt.NDArray[T]:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)

@@ -1,0 +1,165 @@
+"""The model routes: one plain-ASGI handler per dialect, between the socket and the recorder.
+
+    route = ModelRoute(dialect, sessions, recorder, keys)
+    add_route(app, "/v1/chat/completions", route)
+
+The call runs as a task of its own and puts its events into a mailbox; this side writes them out as they come. A failure before
+the first token keeps its true status; a stream's headers are held for it up to hold_s, then 200 and a comment every ping_s (settled
+13). After that a failure is said in-band. A client that hangs up cancels the task, also without stream. Knows no field of any
+protocol. Used by app.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from areal.base.errors import ArealError, BadRequest, InvalidKey
+from areal.base.types import ModelCall
+from areal.proxy.dialects.base import Answer, Dialect, Done, Event, Failed
+from areal.proxy.live import LiveSession
+from areal.proxy.recorder import Recorder
+from areal.proxy.sessions import Sessions
+from areal.web.app import as_areal_error, end_response, request_id, send_chunk, send_json, start_event_stream
+from areal.web.auth import SessionKey, SessionKeys, presented_keys
+from areal.web.body import ClientGone, read_body
+
+_log = logging.getLogger("areal.proxy")
+
+HOLD_S = 15.0
+PING_S = 15.0
+
+
+def decode_json(body: bytes) -> object:
+    """Any JSON value. Raises BadRequest."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not valid JSON ({error}); send a JSON object", code="invalid_json") from None
+
+
+class ModelRoute:
+    """ASGI handler of one dialect's calls."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        sessions: Sessions,
+        recorder: Recorder,
+        keys: SessionKeys,
+        *,
+        hold_s: float = HOLD_S,
+        ping_s: float = PING_S,
+    ) -> None:
+        self._dialect = dialect
+        self._sessions = sessions
+        self._recorder = recorder
+        self._keys = keys
+        self._hold_s = hold_s
+        self._ping_s = ping_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = self._keys.session_key(presented_keys(scope["headers"]))
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        call = self._dialect.parse(decode_json(await read_body(receive)), headers)
+        running = _Running(self._dialect, self._sessions, self._recorder, key, call, request_id(scope))
+        gone = asyncio.ensure_future(_disconnect(receive))
+        gone.add_done_callback(lambda _: running.mailbox.put_nowait(None))
+        try:
+            if call.stream:
+                await self._stream(running, gone, send)
+            else:
+                await self._whole(running, gone, send)
+        finally:
+            gone.cancel()
+            await running.stop()
+
+    async def _whole(self, running: _Running, gone: asyncio.Future[None], send: Send) -> None:
+        while not isinstance(event := await running.next(), Done):
+            if event is None:
+                raise ClientGone
+            if isinstance(event, Failed):
+                raise event.error
+        if gone.done():
+            running.undelivered(event.answer)
+            raise ClientGone
+        await send_json(send, self._dialect.format(event.answer, running.call))
+
+    async def _stream(self, running: _Running, gone: asyncio.Future[None], send: Send) -> None:
+        encoder = self._dialect.stream(running.call)
+        started, wait_s = False, self._hold_s
+        while True:
+            try:
+                async with asyncio.timeout(wait_s):
+                    event = await running.next()
+            except TimeoutError:
+                if not started:
+                    await start_event_stream(send)
+                    started, wait_s = True, self._ping_s
+                await send_chunk(send, encoder.ping)
+                continue
+            if event is None:
+                raise ClientGone
+            if isinstance(event, Failed) and not started:
+                raise event.error
+            if not started:
+                await start_event_stream(send)
+                started, wait_s = True, self._ping_s
+            data = encoder.encode(event)
+            if data:
+                await send_chunk(send, data)
+            if isinstance(event, Done) and gone.done():
+                running.undelivered(event.answer)
+            if isinstance(event, Done | Failed):
+                await end_response(send)
+                return
+
+
+class _Running:
+    """One call as a task, and the mailbox that its events arrive in. None in the mailbox: the client is gone."""
+
+    def __init__(
+        self, dialect: Dialect, sessions: Sessions, recorder: Recorder, key: SessionKey, call: ModelCall, name: str
+    ) -> None:
+        self.call = call
+        self.mailbox: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._live: LiveSession | None = None
+        self._task = asyncio.create_task(self._run(dialect, sessions, recorder, key), name=name)
+
+    async def next(self) -> Event | None:
+        return await self.mailbox.get()
+
+    def undelivered(self, answer: Answer) -> None:
+        if self._live is not None:
+            self._live.conversation.undelivered(choice.interaction_id for choice in answer.choices)
+
+    async def stop(self) -> None:
+        """Cancel what still runs and wait until its tokens are stored."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self, dialect: Dialect, sessions: Sessions, recorder: Recorder, key: SessionKey) -> None:
+        put = self.mailbox.put_nowait
+        try:
+            task = asyncio.current_task()
+            assert task is not None
+            async with sessions.calling(key, task) as live:
+                self._live = live
+                put(Done(await recorder.answer(live, self.call, dialect.id_prefix, put)))
+        except ArealError as error:
+            put(Failed(error))
+        except asyncio.CancelledError:
+            put(Failed(InvalidKey("the session ended while this call was running; start a new session")))
+            raise
+        except Exception as error:  # the HTTP edge's broad except, on the far side of the mailbox
+            _log.exception("request %s failed", self._task.get_name())
+            put(Failed(as_areal_error(error)))
+
+
+async def _disconnect(receive: Receive) -> None:
+    """Returns when the client has hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

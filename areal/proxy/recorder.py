@@ -1,0 +1,262 @@
+"""One model call of a session, from messages to stored interactions: every trained token passes here.
+
+    recorder = Recorder(store, renderer, router, defaults=config.gconfig, sampling="client", seed=1, max_context=2048)
+    async with sessions.calling(key, task) as live:
+        answer = await recorder.answer(live, call, "chatcmpl-", emit)       # emit(event) as tokens are sampled
+
+1. the longest recorded conversation that the call continues keeps its own sampled ids (renderer.extend); where that cannot be,
+   the call starts a new branch, and the reason is stored (plan.py). 2. n choices are sampled; stop texts abort the backend.
+3. each choice is in the store before its closing event is emitted. A call that is cancelled (the client hung up, the session
+   ends) or that fails in mid-stream closes its backend stream at once and leaves its tokens in the store, tagged aborted. Errors:
+   BadRequest, ContextOverflow, BackendError, BackendTimeout, StoreError. Used by model_routes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import hashlib
+import logging
+import secrets
+import string
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from areal.base.errors import ArealError, BackendError, NotFound
+from areal.base.types import FinishReason, GenerateRequest, Interaction, ModelCall, SamplingParams, Tag, TokenChunk
+from areal.chat.base import Renderer
+from areal.config.rollout import GenerationConfig, SamplingOwner
+from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Event, Started
+from areal.proxy.generation import Generation
+from areal.proxy.live import LiveSession
+from areal.proxy.plan import Plan, make_plan
+from areal.store.base import Store
+
+_log = logging.getLogger("areal.proxy")
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+UPSTREAM_NAMES = ("reward_model", "judge_model")
+
+Emit = Callable[[Event], None]
+
+
+class Generates(Protocol):
+    """A backend, or a router over several."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]: ...
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call while it runs."""
+
+    id: str
+    live: LiveSession
+    call: ModelCall
+    plan: Plan
+    sampling: SamplingParams
+    first_index: int
+    emit: Emit
+    started_at: float = field(default_factory=time.time)
+    started: bool = False
+
+    def answer(self, choices: tuple[Choice, ...] = ()) -> Answer:
+        cached = self.plan.reused_tokens
+        return Answer(self.id, self.call.model, int(self.started_at), len(self.plan.prompt.ids), choices, cached)
+
+    def interaction_id(self, choice: int) -> str:
+        return self.id if self.call.n == 1 else f"{self.id}#{choice}"
+
+
+class Recorder:
+    """Runs and records model calls. One event loop, any number of calls at once.
+
+    max_context: most tokens of prompt + output the backend takes. policy_names: model names that mean the policy."""
+
+    def __init__(
+        self,
+        store: Store,
+        renderer: Renderer,
+        backend: Generates,
+        *,
+        defaults: GenerationConfig,
+        seed: int,
+        max_context: int,
+        sampling: SamplingOwner = "client",
+        policy_names: frozenset[str] = frozenset(),
+    ) -> None:
+        self._store = store
+        self._renderer = renderer
+        self._backend = backend
+        self._defaults = defaults
+        self._seed = seed
+        self._max_context = max_context
+        self._owner = sampling
+        self._policy_names = policy_names | {"default"}
+
+    async def answer(self, live: LiveSession, call: ModelCall, id_prefix: str, emit: Emit) -> Answer:
+        """Sample and store all choices of a call. Emits Started, Pieces and ChoiceEnded; returns what they add up to."""
+        self._refuse_reward_models(call.model)
+        side_request = self._is_side_request(live, call)
+        plan = make_plan(self._renderer, live.conversation, call, self._max_context, side_request=side_request)
+        for lost in live.conversation.superseded_by(call):
+            await self._store.sessions.tag(lost.id, "superseded")
+            live.conversation.retag(lost.id, "superseded")
+        if live.conversation.first_model is None:
+            live.conversation.first_model = call.model
+        running = _Call(
+            id=id_prefix + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(29)),
+            live=live,
+            call=call,
+            plan=plan,
+            sampling=self._complete(call.sampling, len(plan.prompt.ids)),
+            first_index=live.conversation.reserve(call.n),
+            emit=emit,
+        )
+        try:
+            return running.answer(await self._choices(running))
+        except BaseException:  # the client gets no answer: choices that were finished were not delivered
+            live.conversation.undelivered(live.conversation.choices(running.id))
+            raise
+
+    async def _choices(self, running: _Call) -> tuple[Choice, ...]:
+        """All choices at once; the first failure ends the others."""
+        if running.call.n == 1:
+            return (await self._choice(running, 0),)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._choice(running, index)) for index in range(running.call.n)]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return tuple(task.result() for task in tasks)
+
+    async def _choice(self, running: _Call, index: int) -> Choice:
+        """Sample one choice to its end and store it."""
+        generation = Generation(self._renderer.tokenizer, running.sampling, index=index)
+        try:
+            async with aclosing(self._backend.generate(self._request(running, index))) as chunks:
+                async for chunk in chunks:
+                    if not running.started:
+                        running.started = True
+                        running.emit(Started(running.answer()))
+                    running.emit(generation.feed(chunk))
+                    if generation.finished:
+                        break
+            running.emit(generation.finish())
+            if generation.finish_reason() in ("abort", "error"):
+                raise BackendError("the inference server stopped this request before it was complete; try again")
+        except (ArealError, asyncio.CancelledError) as failure:
+            reason: FinishReason = "error" if isinstance(failure, ArealError) else "abort"
+            if generation.tokens:
+                await _to_the_end(self._record(running, index, generation, ("aborted", *generation.tags()), reason))
+            raise
+        # Stored even if the client hangs up at this very moment: what is finished is never lost.
+        await _to_the_end(self._record(running, index, generation, generation.tags(), generation.finish_reason()))
+        choice = Choice(
+            index=index,
+            interaction_id=running.interaction_id(index),
+            message=generation.message(),
+            finish_reason=generation.finish_reason(),
+            completion_tokens=generation.tokens,
+            tokens=generation.shown,
+            stop_text=generation.stop_text,
+        )
+        running.emit(ChoiceEnded(choice))
+        return choice
+
+    async def _record(
+        self, running: _Call, index: int, generation: Generation, tags: tuple[Tag, ...], reason: FinishReason
+    ) -> None:
+        plan, call = running.plan, running.call
+        interaction = Interaction(
+            id=running.interaction_id(index),
+            session_id=running.live.id,
+            index=running.first_index + index,
+            prompt_ids=plan.prompt.ids,
+            completion=generation.completion(reason),
+            messages=call.messages,
+            reply=generation.message(),
+            tools=call.tools,
+            sampling=running.sampling,
+            model=call.model,
+            token_parent=plan.prompt.parent,
+            credit_parent=plan.credit_parent,
+            branch_reason=plan.branch_reason,
+            tags=(*tags, *(("side_request",) if plan.side_request else ())),
+            started_at=running.started_at,
+            finished_at=time.time(),
+        )
+        if generation.untrainable:
+            _log.warning("interaction %s is not trainable: %s", interaction.id, generation.untrainable)
+        await self._store.sessions.add(interaction)
+        running.live.conversation.add(interaction)
+
+    def _request(self, running: _Call, choice: int) -> GenerateRequest:
+        session, asked = running.live.session, running.call.sampling.seed
+        if asked is not None and self._owner == "client":
+            seed = rng_seed(asked, "", 0, 0, choice)
+        else:
+            seed = rng_seed(self._seed, session.task_id, session.sample, running.first_index, choice)
+        return GenerateRequest(
+            request_id=running.interaction_id(choice),
+            session_id=session.id,
+            prompt_ids=running.plan.prompt.ids,
+            sampling=running.sampling,
+            rng_seed=seed,
+            prompt_text=running.plan.prompt.text,
+        )
+
+    def _complete(self, asked: SamplingParams, prompt_tokens: int) -> SamplingParams:
+        """Nothing left open: the client's values, else the policy's (`gconfig`); never more than the context holds."""
+        defaults, room = self._defaults, self._max_context - prompt_tokens
+        wanted = asked.max_tokens or defaults.max_new_tokens or room
+        own = asked if self._owner == "client" else SamplingParams()
+        return SamplingParams(
+            max_tokens=min(wanted, room),
+            temperature=defaults.temperature if own.temperature is None else own.temperature,
+            top_p=defaults.top_p if own.top_p is None else own.top_p,
+            top_k=defaults.top_k if own.top_k is None else own.top_k,
+            seed=own.seed,
+            stop=asked.stop,
+            stop_token_ids=(*self._renderer.tokenizer.eos_ids, *asked.stop_token_ids),
+            top_logprobs=asked.top_logprobs,
+            want_logprobs=asked.want_logprobs,
+        )
+
+    def _refuse_reward_models(self, name: str) -> None:
+        """A misspelt reward_model must not be answered by the policy it is meant to judge (settled 16)."""
+        plain = name.lower().replace("-", "_")
+        meant = () if name in self._policy_names else difflib.get_close_matches(plain, UPSTREAM_NAMES, 1, 0.8)
+        if meant:
+            raise NotFound(
+                f"there is no model {name[:80]!r} here; {meant[0]} is served by the gateway if model_routing.{meant[0]} is configured"
+            )
+
+    def _is_side_request(self, live: LiveSession, call: ModelCall) -> bool:
+        first = live.conversation.first_model
+        return first is not None and call.model != first and call.model not in self._policy_names
+
+
+def rng_seed(seed: int, task_id: str, sample: int, index: int, choice: int) -> int:
+    """The sampler's key of one choice (docs/architecture.md, "Determinism"): unsigned, 64 bits."""
+    text = "\0".join((str(seed), task_id, str(sample), str(index), str(choice)))
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run to completion whatever cancels the caller meanwhile; the cancellation is delivered afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as again:
+            cancelled = again
+        except ArealError:
+            break
+    task.result()
+    if cancelled is not None:
+        raise cancelled

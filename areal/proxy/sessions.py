@@ -1,0 +1,293 @@
+"""Session lifecycle in one worker: key -> running session, refresh, ending, expiry, take-over.
+
+    sessions = Sessions(store, keys, worker="w0", policy=SessionPolicy.of(config.rollout.agent))
+    row, key_text = await sessions.start(StartRequest(task_id="task-1"))     # NoCapacity -> 429
+    async with sessions.calling(key, asyncio.current_task()) as live: ...    # InvalidKey -> 401
+    await sessions.reward(key, 1.0, None)
+    row = await sessions.end(key)
+
+The store's rows decide; what lies here is a cache of them and the calls in flight. A session that another process started
+is loaded on first use (a dead worker's sessions are taken over that way). While a key is being refreshed its model
+calls are held and land whole in the new session (settled 11). Used by app.py and control.py; expiry runs in `serving()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from areal.base.errors import ArealError, Conflict, InvalidKey, NoCapacity, Unavailable
+from areal.base.types import Ending, Purpose, Session, SessionRequest
+from areal.config.rollout import AgentConfig
+from areal.proxy.conversation import Conversation
+from areal.proxy.live import LiveSession
+from areal.store.base import Store
+from areal.web.auth import SessionKey, SessionKeys
+
+_log = logging.getLogger("areal.proxy")
+
+ENDED_BECAUSE: Mapping[Ending, str] = {
+    "ended": "the session has ended",
+    "refreshed": "the session was ended by a refresh",
+    "expired": "the session was idle for too long and expired",
+    "reward_failed": "the session ended because its reward could not be computed",
+    "excluded": "the session was excluded from training",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPolicy:
+    """Times in seconds. closing_bound_s: how long calls in flight may go on after end_session."""
+
+    session_timeout_s: float = 3600.0
+    refresh_timeout_s: float = 120.0
+    reward_grace_s: float = 0.0
+    closing_bound_s: float = 10.0
+
+    @classmethod
+    def of(cls, agent: AgentConfig) -> SessionPolicy:
+        return cls(agent.session_timeout_seconds, agent.refresh_timeout_seconds, agent.reward_grace_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A checked start_session body. api_key: refresh this key instead of minting one."""
+
+    task_id: str
+    api_key: str | None = None
+    purpose: Purpose = "train"
+    tags: Mapping[str, str] = field(default_factory=dict)
+    request_id: str | None = None
+
+
+class Sessions:
+    """All sessions this worker serves. One event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: SessionKeys,
+        *,
+        worker: str,
+        policy: SessionPolicy,
+        on_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._worker = worker
+        self._policy = policy
+        self._on_end = on_end  # for example router.forget
+        self._live: dict[str, LiveSession] = {}  # by key hash
+        self._refreshing: dict[str, asyncio.Event] = {}  # by key hash; set when the refresh is over
+        self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._draining = False
+        self._graced: dict[str, asyncio.Task[None]] = {}  # ended for the client, still open for rewards
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Expiry runs inside this block; leaving it ends what only waited for late rewards."""
+        loop = asyncio.create_task(self._expire_forever(), name="expire sessions")
+        try:
+            yield
+        finally:
+            loop.cancel()
+            await asyncio.wait([loop])
+            for key_hash in list(self._graced):
+                await self._finish(key_hash, self._live[key_hash], "ended")
+
+    async def start(self, request: StartRequest) -> tuple[Session, str]:
+        """A new session and its key. Raises NoCapacity, Conflict (the key is being refreshed), InvalidKey (forged)."""
+        if self._draining:
+            raise Unavailable("this worker is shutting down and starts no more sessions; retry in a few seconds")
+        if request.api_key is not None:
+            return await self._refresh(self._keys.check(request.api_key), request)
+        key = self._keys.check(self._keys.mint(self._worker, request.request_id))
+        session = await self._store.sessions.begin(self._row_request(key, request))
+        if session.worker != key.worker:  # another worker answered this request id first
+            key = self._keys.check(self._keys.mint(session.worker, request.request_id))
+        return session, key.text
+
+    @asynccontextmanager
+    async def calling(self, key: SessionKey, task: asyncio.Task[Any]) -> AsyncIterator[LiveSession]:
+        """The session that this task's model call belongs to, from here to the end of the block."""
+        live = await self.of(key)
+        while key.hash in self._refreshing:  # a refresh began while the row was read
+            live = await self.of(key)
+        with live.calling(task):
+            yield live
+
+    async def of(self, key: SessionKey) -> LiveSession:
+        """The running session under a key, loaded from the store if need be. Held while the key is being refreshed.
+
+        Raises InvalidKey with the reason: never started, ended, expired."""
+        while (refresh := self._refreshing.get(key.hash)) is not None:
+            await refresh.wait()
+        lock = self._loading.setdefault(key.hash, asyncio.Lock())
+        async with lock:
+            return await self._load(key.hash)
+
+    async def reward(self, key: SessionKey, reward: float, interaction_id: str | None) -> str:
+        """Set a reward on the last finished answer (all its choices), or on a named answer or choice.
+
+        Returns its id. Raises NotFound, BadRequest (nothing recorded yet), InvalidKey (ended)."""
+        live = await self._rewardable(key)
+        try:
+            named = await self._store.sessions.reward(live.id, reward, interaction_id)
+            if interaction_id is None and "#" in named:
+                named = await self._store.sessions.reward(live.id, reward, named.partition("#")[0])
+        except InvalidKey as error:
+            raise _too_late(error) from None
+        return named
+
+    async def end(self, key: SessionKey, ending: Ending = "ended") -> Session:
+        """End the session: admission closes, calls in flight finish or are aborted, durable when this returns.
+
+        A repeated end returns the same row. With reward_grace_seconds it stays open for rewards that long."""
+        while (refresh := self._refreshing.get(key.hash)) is not None:
+            await refresh.wait()
+        row = await self._store.sessions.live(key.hash)
+        if row is None:
+            raise InvalidKey("no session was ever started with this key; start one with POST /rl/start_session")
+        if row.ending is not None:
+            return row
+        live = await self.of_or_closing(key)
+        await live.close(self._policy.closing_bound_s)
+        if self._policy.reward_grace_s and ending == "ended":
+            if key.hash not in self._graced:
+                self._graced[key.hash] = asyncio.create_task(self._end_later(key.hash, live), name=f"grace {live.id}")
+            return await self._store.sessions.get(live.id) or row
+        return await self._finish(key.hash, live, ending)
+
+    async def of_or_closing(self, key: SessionKey) -> LiveSession:
+        """Like `of`, also for a session whose admission has closed."""
+        return self._live.get(key.hash) or await self.of(key)
+
+    async def drain(self) -> None:
+        """Start no more sessions; wait until no model call is in flight. The caller bounds the time."""
+        self._draining = True
+        await asyncio.gather(*(live.idle() for live in list(self._live.values())))
+
+    def counts(self) -> dict[str, int]:
+        """Sessions that this process serves, and model calls in flight."""
+        return {"sessions": len(self._live), "calls": sum(live.in_flight for live in self._live.values())}
+
+    def busy(self) -> list[str]:
+        """Ids of sessions with a call in flight, or waiting for late rewards."""
+        return [live.id for key_hash, live in self._live.items() if live.in_flight or key_hash in self._graced]
+
+    async def _load(self, key_hash: str) -> LiveSession:
+        row = await self._store.sessions.live(key_hash)
+        cached = self._live.get(key_hash)
+        if row is None:
+            raise InvalidKey("no session was ever started with this key; start one with POST /rl/start_session")
+        if row.ending is not None:
+            self._forget(key_hash)
+            raise InvalidKey(f"{ENDED_BECAUSE[row.ending]} ({row.id}); start it again with POST /rl/start_session")
+        # Another worker may have served it meanwhile; our own calls in flight add rows by themselves.
+        if (
+            cached is not None
+            and cached.id == row.id
+            and (cached.in_flight or cached.closing or row.interaction_count <= len(cached.conversation))
+        ):
+            return cached
+        live = LiveSession(row, Conversation(await self._store.sessions.interactions(row.id)))
+        self._live[key_hash] = live
+        return live
+
+    async def _rewardable(self, key: SessionKey) -> LiveSession:
+        try:
+            return await self.of_or_closing(key)
+        except InvalidKey as error:
+            raise _too_late(error) from None
+
+    async def _refresh(self, key: SessionKey, request: StartRequest) -> tuple[Session, str]:
+        if key.hash in self._refreshing:
+            raise Conflict("this key is being refreshed by another start_session; wait for its answer")
+        over = self._refreshing[key.hash] = asyncio.Event()
+        try:
+            row = await self._store.sessions.live(key.hash)
+            if row is not None and row.ending is None:
+                live = self._live.get(key.hash) or await self._load(key.hash)
+                await live.close(self._policy.closing_bound_s)
+                await self._finish(key.hash, live, "refreshed")
+            return await self._begin_when_free(key, request), key.text
+        finally:
+            del self._refreshing[key.hash]
+            over.set()
+
+    async def _begin_when_free(self, key: SessionKey, request: StartRequest) -> Session:
+        """Try until a slot is free; slots are rows that other processes change, so this looks again and again."""
+        deadline = time.monotonic() + self._policy.refresh_timeout_s
+        pause = 0.02
+        while True:
+            try:
+                return await self._store.sessions.begin(self._row_request(key, request))
+            except NoCapacity:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+                await asyncio.sleep(min(pause, left))
+                pause = min(pause * 1.5, 0.5)
+
+    def _row_request(self, key: SessionKey, request: StartRequest) -> SessionRequest:
+        return SessionRequest(
+            task_id=request.task_id,
+            key_hash=key.hash,
+            worker=self._worker,
+            purpose=request.purpose,
+            tags=request.tags,
+            request_id=request.request_id,
+        )
+
+    async def _finish(self, key_hash: str, live: LiveSession, ending: Ending) -> Session:
+        grace = self._graced.pop(key_hash, None)
+        if grace is not None and grace is not asyncio.current_task():
+            grace.cancel()
+        row = await self._store.sessions.end(live.id, ending)
+        self._forget(key_hash)
+        return row
+
+    def _forget(self, key_hash: str) -> None:
+        live = self._live.pop(key_hash, None)
+        if live is not None:
+            live.closing = True
+            self._on_end(live.id)
+
+    async def _end_later(self, key_hash: str, live: LiveSession) -> None:
+        await asyncio.sleep(self._policy.reward_grace_s)
+        await self._finish(key_hash, live, "ended")
+
+    async def _expire_forever(self) -> None:
+        """End idle sessions of any worker; a session with a call in flight is kept awake by its own worker."""
+        period = min(30.0, max(0.05, self._policy.session_timeout_s / 4))
+        while True:
+            await asyncio.sleep(period)
+            try:
+                await self.expire_idle()
+            except ArealError as error:  # the store is busy or full: the next round tries again
+                _log.warning("expiry of idle sessions failed, it is tried again in %.0f s: %s", period, error)
+
+    async def expire_idle(self) -> tuple[Session, ...]:
+        """One round of expiry. Returns the sessions it ended."""
+        busy = self.busy()
+        for session_id in busy:
+            await self._store.sessions.touch(session_id)
+        idle_since = time.time() - self._policy.session_timeout_s
+        expired = await self._store.sessions.expire(idle_since, busy)
+        for row in expired:
+            self._forget(row.key_hash)
+            _log.info("session %s expired after %.0f s without a call", row.id, self._policy.session_timeout_s)
+        return expired
+
+
+def _too_late(error: InvalidKey) -> InvalidKey:
+    reason = str(error).removeprefix("Invalid API key: ")
+    return InvalidKey(
+        f"{reason}; rewards are set before end_session, or within rollout.agent.reward_grace_seconds of it"
+    )
