@@ -14,6 +14,8 @@ StylesOfExport = Literal["individual", "concat"]
 StalePolicy = Literal["auto", "drop", "mask"]
 SamplingOwner = Literal["client", "policy"]
 RewardKey = Literal["session", "admin"]
+Framework = Literal["openclaw", "langchain", "claude_code"]
+RewardSource = Literal["client", "reward_model", "judge_model"]
 
 
 class AgentConfig(Section):
@@ -23,6 +25,10 @@ class AgentConfig(Section):
     """The agent that inline and subproc run, as `module:attribute`: an object with `async run(task, *, base_url, api_key)`."""
     max_turns: int = Field(32, ge=1)
     """Most model calls of one session that the service opened by itself (implicit sessions, own agents)."""
+    framework: Framework | None = None
+    """Which agent comes over HTTP; implies online mode and says it in the log. All of them use the same gateway."""
+    reward_source: RewardSource = "client"
+    """Who rewards: the client by /rl/set_reward, or a model of the upstream channel."""
     admin_api_key: str = Field("areal-admin-key", json_schema_extra={"secret": True})
     """Opens start_session and export. The default works on loopback only."""
     internal_token: str | None = Field(None, json_schema_extra={"secret": True})

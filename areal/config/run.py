@@ -18,7 +18,9 @@ TransferName = Literal["shared_memory", "disk"]
 
 class DatasetConfig(Section):
     batch_size: int = Field(8, ge=1)
-    """Groups per training step."""
+    """Groups per training step: as soon as so many are finished and fresh, a step starts."""
+    max_batch_size: int | None = Field(None, ge=1)
+    """Most groups one step takes where more are waiting; null = batch_size."""
     path: str | None = None
     """JSONL of tasks for inline and subproc agents; online agents bring their own."""
     shuffle: bool = True

@@ -8,4 +8,6 @@ from pydantic import BaseModel, ConfigDict
 class Section(BaseModel):
     """One block of the YAML tree. The loader (config/load.py) turns pydantic's errors into sentences with key paths."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )

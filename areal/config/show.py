@@ -1,0 +1,36 @@
+"""A configuration as text that may be shown and stored: the whole tree as YAML, secrets as four-character hints.
+
+print(masked_yaml(config))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from areal.base.redact import hint
+from areal.config.keys import keys_of
+from areal.config.section import Section
+
+
+def masked_tree(config: Section) -> dict[str, Any]:
+    """Plain dicts and values, every key with its value, secrets masked."""
+    tree = config.model_dump(mode="json")
+    for key in keys_of(type(config)).values():
+        if key.secret:
+            _mask(tree, key.path)
+    return tree
+
+
+def masked_yaml(config: Section) -> str:
+    """`masked_tree` in the order of the sections."""
+    return yaml.safe_dump(masked_tree(config), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _mask(tree: Any, path: str) -> None:
+    *sections, leaf = path.split(".")
+    for section in sections:
+        tree = tree.get(section) if isinstance(tree, dict) else None
+    if isinstance(tree, dict) and tree.get(leaf):
+        tree[leaf] = hint(tree[leaf])

@@ -1,0 +1,119 @@
+"""What a valid configuration may ask for that this version does not do: refused with the reason, never ignored.
+
+    refuse_unsupported(config)          # ConfigError with one line per reason; also shown by --dry-run
+    reasons(config)                     # the same lines as a list
+
+One table, one line per key. A line goes away in the change that builds what it refuses. Used by assemble.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from areal.base.errors import ConfigError
+from areal.config.backend_spec import parse_backend
+from areal.config.run import RunConfig
+
+_PLACEHOLDERS = ("你的", "your-", "<your", "YOUR_")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """path: the key. refuses: whether this value cannot be honoured. reason: a sentence that ends with the remedy."""
+
+    path: str
+    refuses: Callable[[Any], bool]
+    reason: str
+
+
+def _engine(name: str) -> Callable[[Any], bool]:
+    return lambda text: parse_backend(text).name == name
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal("scheduler.type", lambda t: t == "slurm", "Slurm is not part of this version; use scheduler.type=local"),
+    Refusal(
+        "scheduler.type",
+        lambda t: t == "ray",
+        "online mode needs the local or slurm scheduler, and ray is not part of this version; use scheduler.type=local",
+    ),
+    Refusal(
+        "actor.backend", _engine("archon"), "the archon engine is not part of this version; use actor.backend=fsdp:d1"
+    ),
+    Refusal(
+        "actor.backend",
+        lambda t: parse_backend(t).name == "fsdp" and parse_backend(t).size > 1,
+        "more than one training process is not part of this version; use actor.backend=fsdp:d1",
+    ),
+    Refusal("rollout.backend", _engine("sglang"), "SGLang is not part of this version; use rollout.backend=native:d1"),
+    Refusal("rollout.backend", _engine("vllm"), "vLLM is not part of this version; use rollout.backend=native:d1"),
+    Refusal(
+        "ref", lambda section: section is not None, "no algorithm here uses a reference model; take the section out"
+    ),
+    Refusal(
+        "critic", lambda section: section is not None, "training with a critic is not part of this version; take it out"
+    ),
+    Refusal(
+        "rollout.agent.mode",
+        lambda t: t == "subproc",
+        "subproc agents are not part of this version; use inline or online",
+    ),
+    Refusal(
+        "rollout.agent.reward_source",
+        lambda t: t != "client",
+        "rewards from a model are not part of this version; use client and call /rl/set_reward",
+    ),
+    Refusal(
+        "train_dataset.max_batch_size",
+        lambda size: size is not None,
+        "a step takes exactly train_dataset.batch_size groups in this version; set it to null, or set train.global_batch_size "
+        "and async.trigger_batch_size to the same number",
+    ),
+)
+
+
+def reasons(config: RunConfig) -> list[str]:
+    """One line per thing that cannot start, in the order of the table; placeholders last."""
+    found = []
+    for refusal in REFUSALS:
+        value = _at(config, refusal.path)
+        if refusal.refuses(value):
+            shown = f"={value}" if isinstance(value, str | int) else ""
+            found.append(f"{refusal.path}{shown}: {refusal.reason}")
+    return found + _placeholders(config)
+
+
+def refuse_unsupported(config: RunConfig) -> None:
+    """Raises ConfigError with all `reasons`."""
+    found = reasons(config)
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def _placeholders(config: RunConfig) -> list[str]:
+    """Values left as the texts print them for the reader to replace."""
+    named: list[tuple[str, str]] = [("actor.path", config.actor.path)]
+    named += [("rollout.agent.admin_api_key", config.rollout.agent.admin_api_key)]
+    named += [("rollout.agent.internal_token", config.rollout.agent.internal_token or "")]
+    if config.api_gateway:
+        named += [
+            ("api_gateway.api_key", config.api_gateway.api_key),
+            ("api_gateway.base_url", config.api_gateway.base_url),
+        ]
+    for role in ("policy_model", "reward_model", "judge_model"):
+        route = getattr(config.model_routing, role, None)
+        if route is not None:
+            named.append((f"model_routing.{role}.model_id", route.model_id))
+    return [
+        f"{path} is still the placeholder of the text it was copied from; put your own value there"
+        for path, value in named
+        if any(mark in value for mark in _PLACEHOLDERS)
+    ]
+
+
+def _at(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
