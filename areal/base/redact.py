@@ -20,9 +20,10 @@ _protected: set[str] = set()
 
 # `(?<!\w)` keeps "task-7" whole. A value ends at white space or at what usually encloses it in JSON, YAML or a sentence.
 _KEY_SHAPES = re.compile(r"(?<![\w-])sk-[^\s\"'\\,;()\[\]{}<>|&]+")
+# After the name of a header, or a key written as JSON or as name=value; `api_key: not set` in a sentence stays readable.
 _AFTER_HEADER = re.compile(
     r"(?i)(\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer\s+|basic\s+)?|\bbearer\s+(?=\S{8})|"
-    r"\b(?:x-)?api[-_]key[\"']?\s*[:=]\s*[\"']?)([^\s\"'\\,;()\[\]{}<>|&]+)"
+    r"\bx-api-key[\"']?\s*[:=]\s*[\"']?|\bapi[-_]key(?:[\"']?\s*:\s*[\"']|=[\"']?))([^\s\"'\\,;()\[\]{}<>|&]+)"
 )
 
 

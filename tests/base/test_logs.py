@@ -123,7 +123,13 @@ def test_t108_no_secret_reaches_a_log_file_or_the_terminal(tmp_path: Path, capsy
 
 
 def test_redaction_leaves_ordinary_text_alone() -> None:
-    for text in ("task-id-1 and my-task-0", "a bearer of news: all well", "step=3 desk-lamp", "api_keys=3 of 4"):
+    for text in (
+        "task-id-1 and my-task-0",
+        "a bearer of news: all well",
+        "step=3 desk-lamp",
+        "api_keys=3 of 4",
+        "api_gateway.api_key: environment variable K is not set",
+    ):
         assert redact(text) == text
     assert redact('{"api_key": "abcdefgh", "x": 1}') == '{"api_key": "…", "x": 1}'
     assert redact("sk-你的key") == "sk-…"
