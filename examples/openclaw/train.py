@@ -2,7 +2,7 @@
 
 import sys
 
-from areal.config.load import load_command_line
+from areal.config.command_line import load_command_line
 
 from areal.train import PPOTrainer
 
