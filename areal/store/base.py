@@ -140,7 +140,8 @@ class TrainingStore(Protocol):
 
     async def account(self, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
         """How many recorded tokens of a session were trained, and how many masked, by reason; a later call replaces an
-        earlier one. Counted once its group is consumed. Raises ShapeError unless the sum is what it recorded."""
+        earlier one. Counted once its group is consumed, never for a dropped session. Raises ShapeError unless the sum
+        is what it recorded."""
         ...
 
     async def current_version(self) -> Version | None: ...
@@ -154,7 +155,13 @@ class TrainingStore(Protocol):
         `incarnation` itself, the one that recovers (so it may be called again). Returns how many."""
         ...
 
-    async def counts(self) -> Counts: ...
+    async def occupancy(self) -> tuple[int, int]:
+        """(running, accepted) groups, at once, for loops that wait for work."""
+        ...
+
+    async def counts(self) -> Counts:
+        """Everything, on one snapshot. Sums tokens over the whole run (tens of ms beside 100 000 sessions)."""
+        ...
 
 
 class Registry(Protocol):

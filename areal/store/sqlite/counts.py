@@ -4,7 +4,8 @@
     counts.recorded_tokens == counts.trained_tokens + counts.masked_tokens + counts.dropped_tokens + pending
 
 Tokens are those of training sessions; evaluation is counted nowhere here. A token is dropped when its session or its group was
-dropped, trained or masked when the group was consumed and the session accounted for, pending until then.
+dropped (a dropped session has no account), trained or masked when its group was consumed and it was accounted for, pending
+until then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from areal.base.types import Counts
 from areal.store.admission import free_groups
 from areal.store.sqlite import groups
 
-# A fate per session, then one pass over the small rows of interactions (a covering index, no blob is read).
+# Sums over everything are taken from the narrowest rows there are (a covering index, the accounts); what does not belong
+# is found by index and subtracted, because it is little: evaluation, and groups that are not consumed yet.
 _DROPPED_TOKENS = """
 SELECT coalesce(sum(i.output_tokens), 0) FROM interactions i WHERE i.session_seq IN (
     SELECT seq FROM sessions WHERE drop_reason IS NOT NULL
@@ -24,13 +26,19 @@ SELECT coalesce(sum(i.output_tokens), 0) FROM interactions i WHERE i.session_seq
 )
 """
 _RECORDED_TOKENS = """
-SELECT coalesce(sum(i.output_tokens), 0)
-FROM interactions i JOIN sessions s ON s.seq = i.session_seq WHERE s.group_seq IS NOT NULL
+SELECT coalesce(sum(output_tokens), 0) - (
+    SELECT coalesce(sum(i.output_tokens), 0)
+    FROM sessions s JOIN interactions i ON i.session_seq = s.seq WHERE s.group_seq IS NULL
+) FROM interactions
 """
-_ACCOUNTED_TOKENS = """
-SELECT coalesce(sum(a.tokens) FILTER (WHERE a.reason = ''), 0), coalesce(sum(a.tokens) FILTER (WHERE a.reason <> ''), 0)
-FROM token_accounts a JOIN sessions s ON s.seq = a.session_seq JOIN task_groups g ON g.seq = s.group_seq
-WHERE g.consumed_step IS NOT NULL AND s.drop_reason IS NULL
+_TRAINED, _MASKED = "sum(tokens) FILTER (WHERE reason = '')", "sum(tokens) FILTER (WHERE reason <> '')"
+_ACCOUNTED_TOKENS = f"SELECT coalesce({_TRAINED}, 0), coalesce({_MASKED}, 0) FROM token_accounts"
+_NOT_CONSUMED_YET = f"""
+{_ACCOUNTED_TOKENS} WHERE session_seq IN (
+    SELECT s.seq FROM task_groups g JOIN sessions s ON s.group_seq = g.seq WHERE {groups.RUNNING}
+    UNION ALL
+    SELECT s.seq FROM task_groups g JOIN sessions s ON s.group_seq = g.seq WHERE {groups.WAITING}
+)
 """
 
 
@@ -42,6 +50,7 @@ def read(connection: sqlite3.Connection) -> Counts:
         "SELECT drop_reason, count(*) FROM task_groups WHERE dropped_at IS NOT NULL GROUP BY drop_reason"
     )
     trained, masked = connection.execute(_ACCOUNTED_TOKENS).fetchone()
+    trained_early, masked_early = connection.execute(_NOT_CONSUMED_YET).fetchone()
     return Counts(
         running=running,
         accepted=waiting,
@@ -50,8 +59,8 @@ def read(connection: sqlite3.Connection) -> Counts:
         running_sessions=_number(connection, "SELECT count(*) FROM sessions WHERE ending IS NULL"),
         free_slots=free_groups(limits, running, waiting) if limits is not None else 0,
         recorded_tokens=_number(connection, _RECORDED_TOKENS),
-        trained_tokens=trained,
-        masked_tokens=masked,
+        trained_tokens=trained - trained_early,
+        masked_tokens=masked - masked_early,
         dropped_tokens=_number(connection, _DROPPED_TOKENS),
     )
 

@@ -121,7 +121,9 @@ def settle_overdue(connection: sqlite3.Connection, now: float) -> None:
 
 def overdue(connection: sqlite3.Connection, now: float) -> list[int]:
     """Running groups past their deadline."""
-    rows = connection.execute(f"SELECT seq FROM task_groups WHERE {RUNNING} AND deadline <= ? ORDER BY deadline", (now,))
+    rows = connection.execute(
+        f"SELECT seq FROM task_groups WHERE {RUNNING} AND deadline <= ? ORDER BY deadline", (now,)
+    )
     return [row["seq"] for row in rows.fetchall()]
 
 

@@ -60,6 +60,7 @@ CREATE TABLE sessions (
 ) STRICT;
 CREATE INDEX sessions_of_task ON sessions (task_id, suffix);
 CREATE INDEX sessions_of_group ON sessions (group_seq);
+CREATE INDEX sessions_of_evaluation ON sessions (seq) WHERE group_seq IS NULL;
 CREATE INDEX sessions_of_key ON sessions (key_hash, seq);
 CREATE INDEX sessions_idle ON sessions (last_active_at) WHERE ending IS NULL;
 CREATE INDEX sessions_of_worker ON sessions (worker) WHERE ending IS NULL;

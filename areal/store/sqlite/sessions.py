@@ -255,6 +255,7 @@ def _exclude(connection: sqlite3.Connection, session_id: str, now: float) -> Ses
         )
     if row["group_seq"] is not None:
         connection.execute("UPDATE sessions SET drop_reason = 'excluded' WHERE seq = ?", (row["seq"],))
+        connection.execute("DELETE FROM token_accounts WHERE session_seq = ?", (row["seq"],))
         groups.settle_again(connection, row["group_seq"], now)
     return _must_get(connection, session_id)
 

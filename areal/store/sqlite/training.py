@@ -66,6 +66,9 @@ class SqliteTraining:
     async def release_after(self, step: int, incarnation: str) -> int:
         return await self._database.write(lambda connection: _release_after(connection, step, incarnation))
 
+    async def occupancy(self) -> tuple[int, int]:
+        return await self._database.read(groups.occupancy)
+
     async def counts(self) -> Counts:
         return await self._database.read(counts.read)
 
@@ -123,9 +126,12 @@ def _drop(connection: sqlite3.Connection, group_ids: Sequence[str], reason: str,
 
 
 def _account(connection: sqlite3.Connection, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
-    session = connection.execute("SELECT seq FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    session = connection.execute(
+        "SELECT s.seq, s.drop_reason, g.dropped_at FROM sessions s JOIN task_groups g ON g.seq = s.group_seq WHERE s.id = ?",
+        (session_id,),
+    ).fetchone()
     if session is None:
-        raise NotFound(f"no session {session_id!r} to account for")
+        raise NotFound(f"no training session {session_id!r} to account for")
     recorded = connection.execute(
         "SELECT coalesce(sum(output_tokens), 0) FROM interactions WHERE session_seq = ?", (session["seq"],)
     ).fetchone()[0]
@@ -134,6 +140,8 @@ def _account(connection: sqlite3.Connection, session_id: str, trained: int, mask
             f"session {session_id!r} recorded {recorded} tokens, but {trained} trained and {dict(masked)} masked do not add "
             "up to them; every sampled token is trained or masked exactly once"
         )
+    if session["drop_reason"] is not None or session["dropped_at"] is not None:
+        return  # all its tokens are counted as dropped
     connection.execute("DELETE FROM token_accounts WHERE session_seq = ?", (session["seq"],))
     connection.executemany(
         "INSERT INTO token_accounts (session_seq, reason, tokens) VALUES (?, ?, ?)",
