@@ -1,0 +1,202 @@
+"""Chat templates: the text transformers' apply_chat_template makes, inside a sandbox with bounds."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import areal.chat.template as template_module
+from areal.base.errors import BadRequest, ConfigError
+from areal.base.types import Message, Tool, ToolCall
+from areal.chat import ChatTemplate, JinjaRenderer, load_renderer
+from areal.chat.template import CHATML, template_messages, template_tools
+
+TOOL = Tool("add", "Adds <two> numbers & says so.", {"type": "object", "properties": {"é": {"type": "number"}}})
+CALL = ToolCall("call1", "add", '{"y": 2, "x": "é"}')
+CONVERSATIONS: dict[str, list[Message]] = {
+    "one question": [Message("user", "2 + 2?")],
+    "system": [Message("system", "Be kind."), Message("user", " spaces \n")],
+    "answered": [Message("user", "2 + 2?"), Message("assistant", " 4\n"), Message("user", "東京 & <b>")],
+    "thinking": [
+        Message("user", "2 + 2?"),
+        Message("assistant", "<think>\nadd\n</think>\n\n4"),
+        Message("user", "and 3 + 3?"),
+        Message("assistant", "6", reasoning="add again"),
+    ],
+    "tools": [
+        Message("user", "add"),
+        Message("assistant", tool_calls=(CALL,)),
+        Message("tool", '{"sum": 3}', tool_call_id="call1"),
+    ],
+}
+KWARGS: list[dict[str, Any]] = [{}, {"enable_thinking": False}]
+Models = dict[str, tuple[Path, JinjaRenderer]]
+
+
+@pytest.fixture(scope="session")
+def references(models_by_template: Models) -> dict[str, Any]:
+    from transformers import PreTrainedTokenizerFast
+
+    return {name: PreTrainedTokenizerFast.from_pretrained(path) for name, (path, _) in models_by_template.items()}
+
+
+def reference_text(reference: Any, messages: list[Message], tools: list[Tool], **options: Any) -> str | Exception:
+    try:
+        return str(
+            reference.apply_chat_template(
+                template_messages(messages), tools=template_tools(tools) or None, tokenize=False, **options
+            )
+        )
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "name", ["chatml_default_system", "headers_trimmed", "instructions_alternating", "thinking_stripped"]
+)
+@pytest.mark.parametrize("prompted", [True, False])
+def test_the_text_equals_transformers(name: str, prompted: bool, models_by_template: Models, references: Any) -> None:
+    renderer = models_by_template[name][1]
+    compared = 0
+    for messages in CONVERSATIONS.values():
+        for tools in ([], [TOOL]):
+            for kwargs in KWARGS:
+                expected = reference_text(references[name], messages, tools, add_generation_prompt=prompted, **kwargs)
+                if isinstance(expected, Exception):
+                    with pytest.raises(BadRequest):
+                        renderer.template.render(messages, tools, kwargs, add_generation_prompt=prompted)
+                    continue
+                assert renderer.template.render(messages, tools, kwargs, add_generation_prompt=prompted) == expected
+                compared += 1
+    assert compared >= 16
+
+
+@pytest.mark.parametrize("name", ["chatml_default_system", "headers_trimmed", "thinking_stripped"])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(contents=st.lists(st.text(max_size=12), min_size=1, max_size=5))
+def test_random_text_equals_transformers(
+    name: str, contents: list[str], models_by_template: Models, references: Any
+) -> None:
+    messages = [Message("assistant" if k % 2 else "user", text) for k, text in enumerate(contents)]
+    expected = reference_text(references[name], messages, [], add_generation_prompt=True)
+    assert models_by_template[name][1].render(messages).text == expected
+
+
+def test_t052_bos_stands_once(models_by_template: Models, references: Any) -> None:
+    for name in ("headers_trimmed", "instructions_alternating"):
+        prompt = models_by_template[name][1].render(CONVERSATIONS["answered"])
+        bos = references[name].bos_token_id
+        assert prompt.ids[0] == bos
+        assert prompt.ids.tolist().count(bos) == 1
+        expected = references[name].apply_chat_template(
+            template_messages(CONVERSATIONS["answered"]), tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+        assert prompt.ids.tolist() == expected
+
+
+def test_messages_reach_templates_as_they_expect_them() -> None:
+    messages = [
+        Message("user", "hi", name="bob"),
+        Message("assistant", reasoning="hm", tool_calls=(CALL, ToolCall("c2", "f", "[1"), ToolCall("c3", "g", "[1]"))),
+        Message("tool", "3", tool_call_id="call1"),
+    ]
+    user, assistant, tool = template_messages(messages)
+    assert user == {"role": "user", "content": "hi", "name": "bob"}
+    assert assistant["reasoning_content"] == "hm"
+    assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [{"y": 2, "x": "é"}, "[1", "[1]"]
+    assert list(assistant["tool_calls"][0]["function"]["arguments"]) == ["y", "x"]
+    assert tool == {"role": "tool", "content": "3", "tool_call_id": "call1", "name": "add"}
+    assert "tool_calls" not in user
+
+
+def test_the_template_is_found_where_models_keep_it(
+    folder: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [Message("user", "hi")]
+    path = folder("chatml_default_system")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": config["chat_template"]}]
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    assert load_renderer(path).render(messages).text.startswith("<|im_start|>system\nBe brief.")
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named[:1]}))
+    with pytest.raises(ConfigError, match=r"\['tool_use'\], none is `default`"):
+        load_renderer(path)
+    (path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    assert load_renderer(path).render(messages).text == "hi!"
+    with caplog.at_level(logging.INFO, "areal"):
+        renderer = load_renderer(folder(None))
+    assert [record.getMessage() for record in caplog.records if "ChatML" in record.getMessage()]
+    assert renderer.render(messages).text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_default_chatml_shows_tools_calls_and_results() -> None:
+    messages = [
+        Message("system", "Be kind."),
+        Message("user", "add"),
+        Message("assistant", "ok", reasoning="hm", tool_calls=(CALL, CALL)),
+        Message("tool", "3", tool_call_id="call1"),
+        Message("tool", "4", tool_call_id="call1"),
+    ]
+    text = ChatTemplate(CHATML).render(messages, [TOOL], add_generation_prompt=True)
+    assert text.count("<|im_start|>system\nBe kind.\n\n") == 1
+    assert json.dumps(template_tools([TOOL])[0], ensure_ascii=False) in text
+    call = '<tool_call>\n{"name": "add", "arguments": {"y": 2, "x": "é"}}\n</tool_call>'
+    assert f"<|im_start|>assistant\n<think>\nhm\n</think>\n\nok\n{call}\n{call}<|im_end|>\n" in text
+    results = "<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response>"
+    assert text.endswith(f"<|im_start|>user\n{results}<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].nothing.more }}", "nothing"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ ().__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ messages[0].update({}) }}", "unsafe"),
+        ("{{ 'a' * 10 ** 12 }}", "range"),
+        ("{{ 9 ** 9 ** 9 }}", "range"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "range"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    ],
+)
+def test_a_template_that_fails_is_a_400_with_its_reason(source: str, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason) as error:
+        ChatTemplate(source).render([Message("user", "hi")], add_generation_prompt=True)
+    assert error.value.status == 400
+
+
+def test_endless_loops_and_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "MAX_CPU_S", 0.05)
+    silent = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    deep = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    for source in (silent, deep):
+        with pytest.raises(BadRequest, match="CPU time"):
+            ChatTemplate(source).render([Message("user", "hi")], add_generation_prompt=True)
+    monkeypatch.setattr(template_module, "MAX_TEXT_CHARACTERS", 1000)
+    with pytest.raises(BadRequest, match="grew over 1000 characters"):
+        ChatTemplate("{% for i in range(999) %}ab{% endfor %}").render([], add_generation_prompt=True)
+    monkeypatch.setattr(template_module, "MAX_SOURCE_CHARACTERS", 10)
+    with pytest.raises(ConfigError, match="11 characters"):
+        ChatTemplate("x" * 11)
+
+
+def test_a_request_cannot_bring_its_own_template_or_messages() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{{ add_generation_prompt }}{{ mood }}")
+    with pytest.raises(BadRequest, match="chat_template"):
+        template.render([Message("user", "hi")], (), {"chat_template": "x"}, add_generation_prompt=True)
+    kwargs = {"messages": [{"content": "other"}], "add_generation_prompt": 7, "mood": "!"}
+    assert template.render([Message("user", "hi")], (), kwargs, add_generation_prompt=True) == "hiTrue!"
+
+
+def test_a_template_that_is_no_jinja_is_named_with_its_line() -> None:
+    with pytest.raises(ConfigError, match="line 2"):
+        ChatTemplate("{{ messages }}\n{% if %}")
