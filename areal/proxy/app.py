@@ -50,6 +50,7 @@ class ProxyParts:
     defaults: GenerationConfig
     max_context: int
     seed: int = 1
+    eval_temperature: float = 0.0
     policy_names: tuple[str, ...] = ("default",)
     on_session_end: Callable[[str], None] = field(default=lambda _: None)  # for example Router.forget
     hold_s: float = HOLD_S
@@ -87,6 +88,7 @@ def build_proxy(parts: ProxyParts) -> Proxy:
         seed=parts.seed,
         max_context=parts.max_context,
         sampling=parts.agent.sampling,
+        eval_temperature=parts.eval_temperature,
         policy_names=frozenset(parts.policy_names),
     )
     table = dialects()

@@ -26,7 +26,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from areal.base.errors import ArealError, BackendError, NotFound
-from areal.base.types import FinishReason, GenerateRequest, Interaction, ModelCall, SamplingParams, Tag, TokenChunk
+from areal.base.types import (
+    FinishReason,
+    GenerateRequest,
+    Interaction,
+    ModelCall,
+    Purpose,
+    SamplingParams,
+    Tag,
+    TokenChunk,
+)
 from areal.chat.base import Renderer
 from areal.config.rollout import GenerationConfig, SamplingOwner
 from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Event, Started
@@ -74,7 +83,8 @@ class _Call:
 class Recorder:
     """Runs and records model calls. One event loop, any number of calls at once.
 
-    max_context: most tokens of prompt + output the backend takes. policy_names: model names that mean the policy."""
+    max_context: most tokens of prompt + output the backend takes. eval_temperature: of eval sessions whose client names
+    none (0 = greedy). policy_names: model names that mean the policy."""
 
     def __init__(
         self,
@@ -86,6 +96,7 @@ class Recorder:
         seed: int,
         max_context: int,
         sampling: SamplingOwner = "client",
+        eval_temperature: float = 0.0,
         policy_names: frozenset[str] = frozenset(),
     ) -> None:
         self._store = store
@@ -95,6 +106,7 @@ class Recorder:
         self._seed = seed
         self._max_context = max_context
         self._owner = sampling
+        self._eval_temperature = eval_temperature
         self._policy_names = policy_names | {"default"}
 
     async def answer(self, live: LiveSession, call: ModelCall, id_prefix: str, emit: Emit) -> Answer:
@@ -112,7 +124,7 @@ class Recorder:
             live=live,
             call=call,
             plan=plan,
-            sampling=self._complete(call.sampling, len(plan.prompt.ids)),
+            sampling=self._complete(call.sampling, len(plan.prompt.ids), live.session.purpose),
             first_index=live.conversation.reserve(call.n),
             emit=emit,
         )
@@ -209,14 +221,16 @@ class Recorder:
             prompt_text=running.plan.prompt.text,
         )
 
-    def _complete(self, asked: SamplingParams, prompt_tokens: int) -> SamplingParams:
-        """Nothing left open: the client's values, else the policy's (`gconfig`); never more than the context holds."""
+    def _complete(self, asked: SamplingParams, prompt_tokens: int, purpose: Purpose) -> SamplingParams:
+        """Nothing left open: the client's values, else the policy's (`gconfig`, in eval sessions the evaluator's
+        temperature); never more than the context holds."""
         defaults, room = self._defaults, self._max_context - prompt_tokens
         wanted = asked.max_tokens or defaults.max_new_tokens or room
+        temperature = defaults.temperature if purpose == "train" else self._eval_temperature
         own = asked if self._owner == "client" else SamplingParams()
         return SamplingParams(
             max_tokens=min(wanted, room),
-            temperature=defaults.temperature if own.temperature is None else own.temperature,
+            temperature=temperature if own.temperature is None else own.temperature,
             top_p=defaults.top_p if own.top_p is None else own.top_p,
             top_k=defaults.top_k if own.top_k is None else own.top_k,
             seed=own.seed,

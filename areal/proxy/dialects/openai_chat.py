@@ -46,8 +46,8 @@ KNOWN = frozenset({  # the first lines are honoured, the others ignored or refus
     "max_completion_tokens", "stop", "stop_token_ids", "seed", "n", "logprobs", "top_logprobs", "stream",
     "stream_options", "chat_template_kwargs", "response_format",
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity",
-    "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "prediction", "audio", "modalities",
-    "functions", "function_call", "web_search_options", "logit_bias", "chat_template", "extra_body",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "moderation", "safety_identifier",
+    "prediction", "audio", "modalities", "functions", "function_call", "web_search_options", "logit_bias", "chat_template", "extra_body",
     *NEUTRAL_ONLY,
 })
 # fmt: on
@@ -294,7 +294,8 @@ def _refuse_what_cannot_be_kept(body: JsonObject) -> None:
     for key in ("functions", "web_search_options"):
         if body.get(key):
             raise _unsupported(key, "describe functions in `tools`")
-    if "chat_template" in body or "chat_template" in (body.get("extra_body") or ()):
+    nested = body.get("extra_body")  # some clients send the SDK's argument itself
+    if body.get("chat_template") or (isinstance(nested, dict) and nested.get("chat_template")):
         raise _unsupported("chat_template", "the served model's own template is used; see chat_template_kwargs")
 
 
