@@ -3,7 +3,7 @@
     app = GatewayApp(attachment, splice, Control(attachment, secret), loopback=True, body_limit=32 << 20)
 
 Plain ASGI, so that nothing stands between the client's bytes and the worker's. Model and session routes are routed by
-key and spliced; health, models, metrics and what clients probe for are answered here; /control/… is how a run attaches.
+key and spliced; health, metrics and what clients probe for are answered here; /control/… is how a run attaches.
 Errors come in the shape of the protocol whose path was called, each with its request id. Keeps nothing that it could
 not read again. Used by server.py; routing.py, splice.py, exchange.py and attachment.py do the work.
 """
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -29,7 +31,7 @@ from areal.gateway.paths import Route, dialect_of, find_route
 from areal.gateway.routing import KeyRouter, Router, Target, check_admin, refreshed_worker
 from areal.gateway.splice import Splice, WorkerRefused
 from areal.web.address import is_loopback
-from areal.web.auth import opens, presented_keys
+from areal.web.auth import presented_keys
 from areal.web.body import ClientGone
 
 _log = logging.getLogger("areal.Gateway")
@@ -67,7 +69,6 @@ class GatewayApp:
         self._router = router or KeyRouter()
         self._own = {
             "health": self._health,
-            "models": self._models,
             "metrics": self._metrics,
             "hello": self._hello,
             "root": self._hello,
@@ -154,34 +155,15 @@ class GatewayApp:
         await self._splice.forward(exchange, target)
 
     async def _health(self, exchange: Exchange) -> None:
-        facts = {"status": "ok", "workers": 0, "run_id": self._attachment.run_id, "areal": areal.__version__}
-        if self._attachment.run_id is not None:
+        facts: dict[str, Any] = {"status": "ok", "workers": 0, "run_id": self._attachment.run_id, "models": []}
+        if facts["run_id"] is not None:
+            run = self._attachment.run()
+            facts["models"] = run.model_names
             try:
-                facts["workers"] = len(await self._attachment.run().directory.live())
+                facts["workers"] = len(await run.directory.live())
             except StoreError as error:
                 facts |= {"status": "degraded", "reason": str(error)}
-        await exchange.answer(orjson.dumps(facts))
-
-    async def _models(self, exchange: Exchange) -> None:
-        run = self._attachment.run()
-        presented = presented_keys(exchange.headers)
-        if not opens(presented, run.admin_key):
-            run.keys.session_key(presented)
-        models = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "areal",
-                "type": "model",
-                "display_name": name,
-                "created_at": "1970-01-01T00:00:00Z",
-            }
-            for name in run.model_names
-        ]
-        names = run.model_names
-        page = {"object": "list", "data": models, "has_more": False, "first_id": names[0], "last_id": names[-1]}
-        await exchange.answer(orjson.dumps(page))
+        await exchange.answer(orjson.dumps(facts | {"pid": os.getpid(), "areal": areal.__version__}))
 
     async def _metrics(self, exchange: Exchange) -> None:
         await exchange.answer(generate_latest(self._registry), content_type=_PROMETHEUS)

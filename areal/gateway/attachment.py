@@ -110,6 +110,6 @@ class Attachment:
     def _lives(self, facts: RunFacts) -> bool:
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_EVERY_S:
-            self._alive = state.alive(facts.pid)
+            self._alive = state.alive(facts.pid, facts.born)
             self._looked_at = now
         return self._alive

@@ -24,7 +24,7 @@ from areal.gateway.paths import Route
 from areal.web.body import ClientGone, decompress
 
 Headers = Iterable[tuple[bytes, bytes]]
-_REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # as web/app.py takes it, so that it stays one id on the whole way
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -33,7 +33,7 @@ class RequestBody:
 
     def __init__(self, receive: Receive, limit: int, declared: int | None) -> None:
         self.whole: bytes | None = b"" if declared == 0 else None
-        self.failure: ArealError | None = None
+        self.failure: Exception | None = None  # what the client's side did to a streaming upload
         self.received = asyncio.Event()
         self.limit = limit
         self._receive, self._declared = receive, declared
@@ -70,7 +70,8 @@ class RequestBody:
     async def _next(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            self.failure = ClientGone()
+            raise self.failure
         message.setdefault("body", b"")
         if not message.get("more_body", False):
             self.received.set()

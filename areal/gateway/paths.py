@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote
 
 Dialect = Literal["openai", "responses", "anthropic"]
 Access = Literal["none", "session", "admin", "start", "any_key"]  # whose key opens it; see routing.py
@@ -35,12 +36,13 @@ _ROUTES = {
     "/responses": Route("responses", _POST, "session", "responses", "/v1/responses"),
     "/messages": Route("messages", _POST, "session", "anthropic", "/v1/messages"),
     "/messages/count_tokens": Route("count_tokens", _POST, "session", "anthropic", "/v1/messages/count_tokens"),
-    "/models": Route("models", _READ, "any_key"),
+    "/models": Route("models", _READ, "any_key", "openai", "/v1/models"),
     "/api/hello": Route("hello", _READ, "none"),
     "": Route("root", _READ, "none"),
     "/rl/start_session": Route("start_session", _POST, "start", "openai", "/rl/start_session"),
     "/rl/set_reward": Route("set_reward", _POST, "any_key", "openai", "/rl/set_reward"),
     "/rl/end_session": Route("end_session", _POST, "session", "openai", "/rl/end_session"),
+    "/rl/session": Route("session", ("GET", "POST"), "session", "openai", "/rl/session"),
     "/rl/export_trajectories": Route("export", _POST, "admin", "openai", "/rl/export_trajectories"),
     "/export_trajectories": Route("export", _POST, "admin", "openai", "/rl/export_trajectories"),
     "/health": Route("health", _READ, "none"),
@@ -54,9 +56,12 @@ def find_route(path: str) -> Route | None:
     clean = "/" + "/".join(part for part in path.split("/") if part) if path.strip("/") else ""
     for prefix in _PREFIXES:
         if clean == prefix or clean.startswith(prefix + "/"):
-            found = _ROUTES.get(clean[len(prefix) :])
+            rest = clean[len(prefix) :]
+            found = _ROUTES.get(rest)
             if found is not None:
                 return found
+            if rest.startswith("/models/"):  # one model, whose name may hold slashes
+                return Route("model", _READ, "any_key", "openai", "/v1" + quote(rest))
     return None
 
 

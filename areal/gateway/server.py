@@ -80,9 +80,11 @@ def _child(spec: ChildSpec) -> None:
     job = spec.job
     try:
         listener = bind(job["host"], job["port"], setting="rollout.agent.gateway_port")
+        controller = spec.parent_pid or os.getpid()
         facts = RunFacts(
             run_id=job["run_id"],
-            pid=spec.parent_pid or os.getpid(),
+            pid=controller,
+            born=state.birth(controller),
             store_url=job["store_url"],
             signing_key_path=job["signing_key_path"],
             admin_api_key=job["admin_api_key"],

@@ -109,7 +109,7 @@ class Splice:
         except TimeoutError:
             raise self._silent(target) from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            if body.failure is not None:  # the client's side broke the upload: its body was too large
+            if body.failure is not None:  # the client's side ended the upload: too large, or gone
                 raise body.failure from None
             raise BackendError(
                 f"worker {target.worker} closed the connection without an answer ({reason(error)}); retry"

@@ -25,19 +25,20 @@ _Facts = TypeVar("_Facts", bound=msgspec.Struct)
 
 
 class GatewayFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A running gateway. secret: proves both sides to each other (control.py)."""
+    """A running gateway. secret: proves both sides to each other (control.py). born: see `birth`."""
 
     port: int
     pid: int
     url: str
     secret: str
+    born: str = ""
 
     def __repr__(self) -> str:
         return f"GatewayFacts(port={self.port}, pid={self.pid}, url={self.url!r})"
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway has to know of a run. pid: of its controller; the run is over when that process is."""
+    """What a gateway has to know of a run. pid, born: its controller's; the run is over when that process is."""
 
     run_id: str
     pid: int
@@ -45,6 +46,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     signing_key_path: str
     admin_api_key: str
     model_names: tuple[str, ...] = ("default",)
+    born: str = ""
 
     def __repr__(self) -> str:
         return f"RunFacts(run_id={self.run_id!r}, pid={self.pid}, store_url={self.store_url!r})"
@@ -68,20 +70,20 @@ def run_file(port: int) -> Path:
 
 
 def write(path: Path, facts: GatewayFacts | RunFacts) -> None:
-    """Atomic, mode 0600."""
-    write_atomic(path, msgspec.json.encode(facts))
+    """Atomic, mode 0600; the process's birth is added."""
+    write_atomic(path, msgspec.json.encode(msgspec.structs.replace(facts, born=birth(facts.pid))))
 
 
 def read_gateway(port: int) -> GatewayFacts | None:
     """None: no gateway of this user has written one, or its process has ended."""
     facts = _read(gateway_file(port), GatewayFacts)
-    return facts if facts is not None and alive(facts.pid) else None
+    return facts if facts is not None and alive(facts.pid, facts.born) else None
 
 
 def read_run(port: int) -> RunFacts | None:
     """None: no run is attached to the gateway on this port, or its process has ended."""
     facts = _read(run_file(port), RunFacts)
-    return facts if facts is not None and alive(facts.pid) else None
+    return facts if facts is not None and alive(facts.pid, facts.born) else None
 
 
 def remove(path: Path, pid: int) -> None:
@@ -91,17 +93,36 @@ def remove(path: Path, pid: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process of this id exists and has not ended (a zombie has)."""
+def birth(pid: int) -> str:
+    """When a process began, as a word that no later process of this id shares; empty where /proc does not say.
+
+    In containers and after a reboot ids are given again soon, often to the very same program."""
+    try:
+        began = _stat(pid)[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{began}"
+    except (OSError, IndexError):
+        return ""
+
+
+def alive(pid: int, born: str = "") -> bool:
+    """Whether a process of this id, born then, exists and has not ended (a zombie has)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
+    now = birth(pid)
+    if born and now and now != born:
+        return False
     with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return _stat(pid)[0] not in ("Z", "X")
     return True
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the program's name (which may hold anything): state first, start time 20th."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 class _Owner(msgspec.Struct):

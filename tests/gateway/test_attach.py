@@ -203,7 +203,7 @@ async def test_one_gateway_serves_one_living_run(free, run, controller):
     await attach(handle, theirs)
     with pytest.raises(Conflict, match=rf"exp/other \(process {controller.pid}\)"):
         await attach(handle, run.facts)
-    assert state.read_run(port) == theirs  # the loser leaves the winner's facts alone
+    assert state.read_run(port).run_id == "exp/other"  # the loser leaves the winner's facts alone
     controller.kill()
     controller.wait()
     await asyncio.sleep(1.1)  # the gateway looks at the controller's process once a second
@@ -252,3 +252,14 @@ def run_facts_file():
     state.write(state.gateway_file(4711), GatewayFacts(port=4711, pid=os.getpid(), url="", secret="s"))
     assert state.read_gateway(4711) is not None
     return state.gateway_file(4711)
+
+
+def test_a_process_that_got_a_dead_ones_id_is_not_taken_for_it(controller):
+    """Containers give the same small ids again: a run of yesterday must not seem to live."""
+    assert state.alive(controller.pid)
+    assert state.alive(controller.pid, state.birth(controller.pid))
+    assert not state.alive(controller.pid, state.birth(os.getpid()))
+    controller.kill()
+    while state.birth(controller.pid) and state.alive(controller.pid):
+        pass
+    assert not state.alive(controller.pid)  # a zombie until it is waited for

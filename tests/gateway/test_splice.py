@@ -229,3 +229,23 @@ async def test_t103_dead_proxy_variables_disturb_nothing(run, http, monkeypatch)
     async with run.gateway() as url:
         async with http.post(url + CHAT, data=b"{}", headers=run.headers()) as response:
             assert response.status == 200
+
+
+async def test_a_client_that_leaves_in_mid_upload_is_gone_not_a_worker_failure(place, http):
+    halfway = asyncio.Event()
+
+    async def upload():
+        yield b"x" * 1000
+        halfway.set()
+        await asyncio.Event().wait()
+
+    request = asyncio.create_task(http.post(place.url + CHAT, data=upload(), headers=place.headers()))
+    await asyncio.wait_for(halfway.wait(), 10)
+    await asyncio.sleep(0.1)
+    request.cancel()
+    while True:
+        async with http.get(place.url + "/metrics") as response:
+            if 'route="chat",status="499"' in (text := await response.text()):
+                break
+        await asyncio.sleep(0.02)
+    assert 'status="502"' not in text

@@ -1,0 +1,270 @@
+"""The official OpenAI SDK -> gateway process -> proxies -> scripted inference server: what a user's agent lives through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from areal.base.types import WorkerInfo
+from areal.chat import scripted_renderer
+from areal.config.rollout import AgentConfig, GenerationConfig
+from areal.inference.app import WireApp
+from areal.inference.client import HttpBackend
+from areal.inference.router import Router
+from areal.inference.scripted.engine import ScriptedEngine
+from areal.inference.scripted.script import read_script
+from areal.proxy.app import ProxyParts, build_proxy
+from areal.web.address import bind
+from areal.web.serve import serve
+
+SCRIPT = [
+    {"pieces": ["The", " answer", " is", " ", {"hex": "e2"}, {"hex": "98"}, {"hex": "83"}, "<|im_end|>"]},
+    {"pieces": ["Again", ".", "<|im_end|>"]},
+    {"when": "break", "pieces": ["a", "b", "c"], "fail": {"at": 2, "message": "lost GPU"}},
+    {"when": "slowly", "pieces": [f"w{n} " for n in range(40)] + ["<|im_end|>"], "delay_ms": 10},
+]
+
+
+@asynccontextmanager
+async def serving(app) -> AsyncIterator[str]:
+    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+    listener = bind("127.0.0.1", 0)
+    task = asyncio.create_task(serve(app, listener, ready=url.set_result, stop=stop, grace_s=1.0))
+    try:
+        yield await url
+    finally:
+        stop.set()
+        await task
+
+
+def _spawn(spec: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "areal.gateway.server", "--spec", str(spec)])
+
+
+class Service:
+    """Scripted server and proxies in this process, the gateway in its own."""
+
+    def __init__(self, place, folder: Path, server: str) -> None:
+        self.place, self.folder, self.server = place, folder, server
+        self.gateway_url = ""
+        self.clients: list[AsyncOpenAI] = []
+        self.proxies: dict[str, AsyncExitStack] = {}
+
+    async def start_proxy(self, name: str) -> None:
+        """A worker of this logical id, wherever it finds a port."""
+        self.proxies[name] = stack = AsyncExitStack()
+        backend = HttpBackend("scripted", self.server, "run-token")
+        stack.push_async_callback(backend.close)
+        parts = ProxyParts(
+            store=self.place.store,
+            renderer=scripted_renderer(self.folder / "script.jsonl"),
+            backend=Router([backend]),
+            keys=self.place.keys,
+            worker=name,
+            agent=AgentConfig(admin_api_key=self.place.facts.admin_api_key),
+            defaults=GenerationConfig(),
+            max_context=2048,
+        )
+        url = await stack.enter_async_context(serving(build_proxy(parts).app))
+        await self.place.store.registry.heartbeat(WorkerInfo(name, url, os.getpid(), "host", time.time()))
+
+    async def kill_proxy(self, name: str) -> None:
+        """It answers no more; the registry still has its last heartbeat."""
+        await self.proxies.pop(name).aclose()
+
+    async def start_gateway(self, stack: AsyncExitStack) -> None:
+        facts, ready = self.place.facts, self.folder / "gateway.ready.json"
+        spec = self.folder / "gateway.spec.json"
+        spec.touch(0o600)
+        job = {
+            "name": "gateway",
+            "run_dir": str(self.folder),
+            "run_token": "run-token",
+            "ready_file": str(ready),
+            "parent_pid": os.getpid(),
+            "host": "127.0.0.1",
+            "port": 0,
+            "log_dir": str(self.folder),
+            "max_body_bytes": 1 << 20,
+            "run_id": facts.run_id,
+            "store_url": facts.store_url,
+            "signing_key_path": facts.signing_key_path,
+            "admin_api_key": facts.admin_api_key,
+            "model_names": ["default", "tiny"],
+        }
+        spec.write_text(json.dumps(job))
+        process = _spawn(spec)
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        while not ready.exists():
+            assert process.poll() is None
+            await asyncio.sleep(0.02)
+        self.gateway_url = json.loads(ready.read_text())["url"]
+
+    async def start_session(self, http, **body: object) -> dict[str, str]:
+        headers = {"authorization": f"Bearer {self.place.facts.admin_api_key}"}
+        async with http.post(
+            self.gateway_url + "/rl/start_session", json={"task_id": "t", **body}, headers=headers
+        ) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    def sdk(self, key: str, **more: object) -> AsyncOpenAI:
+        self.clients.append(AsyncOpenAI(base_url=f"{self.gateway_url}/gateway/v1", api_key=key, **more))
+        return self.clients[-1]
+
+
+@pytest.fixture
+async def service(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    script = tmp_path / "script.jsonl"
+    script.write_text("".join(json.dumps(line) + "\n" for line in SCRIPT))
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            serving(WireApp(ScriptedEngine(read_script(script), version=3), "run-token"))
+        )
+        service = Service(run, tmp_path, server)
+        await service.start_proxy("w0")
+        await service.start_gateway(stack)
+        yield service
+        for client in service.clients:
+            await client.close()
+        for name in list(service.proxies):
+            await service.kill_proxy(name)
+
+
+async def test_a_session_from_start_to_export(service, http):
+    started = await service.start_session(http)
+    client = service.sdk(started["api_key"])
+    assert [model.id async for model in await client.models.list()] == ["default"]
+    first = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "2+2?"}])
+    assert first.choices[0].message.content == "The answer is \u2603"
+    stream = await client.chat.completions.create(
+        model="default",
+        messages=[
+            {"role": "user", "content": "2+2?"},
+            {"role": "assistant", "content": first.choices[0].message.content},
+            {"role": "user", "content": "sure?"},
+        ],
+        stream=True,
+    )
+    deltas = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
+    assert "".join(delta or "" for delta in deltas) == "Again."
+    async with http.post(
+        service.gateway_url + "/rl/set_reward",
+        json={"reward": 0.5, "interaction_id": first.id},
+        headers={"x-api-key": started["api_key"]},
+    ) as response:
+        assert response.status == 200, await response.text()
+    async with http.post(
+        service.gateway_url + "/rl/end_session", json={}, headers={"x-api-key": started["api_key"]}
+    ) as response:
+        assert (await response.json())["interaction_count"] == 2
+    async with http.post(
+        service.gateway_url + "/export_trajectories",
+        json={"session_id": started["session_id"], "style": "concat"},
+        headers={"authorization": f"Bearer {service.place.facts.admin_api_key}"},
+    ) as response:
+        exported = await response.json()
+    assert len(exported["trajectories"]) == 1  # both turns are one row: nothing was tokenised again
+    with pytest.raises(openai.AuthenticationError):
+        await service.sdk(started["api_key"], max_retries=0).chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "2+2?"}]
+        )
+
+
+async def test_tokens_reach_the_client_one_by_one(service, http):
+    started = await service.start_session(http)
+    stream = await service.sdk(started["api_key"]).chat.completions.create(
+        model="default", messages=[{"role": "user", "content": "count slowly"}], stream=True
+    )
+    texts = [
+        chunk.choices[0].delta.content async for chunk in stream if chunk.choices and chunk.choices[0].delta.content
+    ]
+    assert texts == [f"w{n} " for n in range(40)]
+
+
+async def test_t047_no_worker_is_502_and_then_the_session_goes_on_with_its_history(service, http):
+    started = await service.start_session(http)
+    client = service.sdk(started["api_key"], max_retries=0)
+    messages = [{"role": "user", "content": "2+2?"}]
+    first = await client.chat.completions.create(model="default", messages=messages)
+    await service.kill_proxy("w0")
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "sure?"},
+    ]
+    with pytest.raises(openai.InternalServerError) as failure:
+        await client.chat.completions.create(model="default", messages=messages)
+    assert failure.value.status_code == 502
+    assert 1 <= int(failure.value.response.headers["retry-after"]) <= 30
+    assert "check that the service runs" in failure.value.message
+
+    await service.start_proxy("w1")  # new sessions go to a live worker meanwhile
+    await asyncio.sleep(1.1)
+    assert (await service.start_session(http))["api_key"].startswith("sk-sess-w1.")
+
+    await service.start_proxy("w0")  # restarted, on another port
+    again = await client.chat.completions.create(model="default", messages=messages)
+    assert again.choices[0].message.content
+    async with http.post(
+        service.gateway_url + "/rl/end_session", json={}, headers={"x-api-key": started["api_key"]}
+    ) as response:
+        assert (await response.json())["interaction_count"] == 2
+    counts = await service.place.store.training.counts()
+    assert counts.running_sessions == 1  # only the one on w1: the restart leaked nothing
+
+
+async def test_t048_two_refreshes_at_once(service, http):
+    started = await service.start_session(http)
+    client = service.sdk(started["api_key"], max_retries=0)
+    await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "2+2?"}])
+    headers = {"authorization": f"Bearer {service.place.facts.admin_api_key}"}
+
+    async def refresh() -> tuple[int, dict[str, object]]:
+        async with http.post(
+            service.gateway_url + "/rl/start_session",
+            json={"task_id": "t", "api_key": started["api_key"]},
+            headers=headers,
+        ) as response:
+            if response.status == 409:
+                assert response.headers["x-should-retry"] == "false"
+            return response.status, await response.json()
+
+    chat = client.chat.completions.create(model="default", messages=[{"role": "user", "content": "and 3+3?"}])
+    *refreshes, answer = await asyncio.gather(refresh(), refresh(), chat)
+    statuses = sorted(status for status, _ in refreshes)
+    assert statuses[0] == 200
+    assert statuses[1] in (200, 409)
+    assert answer.choices[0].message.content
+    assert (await service.place.store.training.counts()).running_sessions == 1
+
+
+async def test_an_error_in_mid_stream_reaches_the_sdk_as_its_message(service, http):
+    started = await service.start_session(http)
+    client = service.sdk(started["api_key"], max_retries=0)
+    stream = await client.chat.completions.create(
+        model="default", messages=[{"role": "user", "content": "break"}], stream=True
+    )
+    with pytest.raises(openai.APIError, match="lost GPU"):
+        async for _ in stream:
+            pass
+
+
+async def test_one_request_id_from_the_client_to_the_workers_answer(service, http):
+    started = await service.start_session(http)
+    raw = await service.sdk(started["api_key"]).chat.completions.with_raw_response.create(
+        model="default", messages=[{"role": "user", "content": "2+2?"}], extra_headers={"x-request-id": "agent-77"}
+    )
+    assert raw.headers.get_list("x-request-id") == ["agent-77"]
