@@ -1,0 +1,44 @@
+"""Backend specs: parsed, formatted back, and a wrong one says what is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal.base.errors import ConfigError
+from areal.config.backend_spec import DIMENSIONS, NAMES, BackendSpec, parse_backend
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "size", "canonical"),
+    [
+        ("fsdp:d1", BackendSpec("fsdp"), 1, "fsdp:d1"),
+        ("fsdp", BackendSpec("fsdp"), 1, "fsdp:d1"),
+        ("archon:d4t2p1c1e1", BackendSpec("archon", 4, 2), 8, "archon:d4t2p1c1e1"),
+        ("archon:e2c2p2t2d2", BackendSpec("archon", 2, 2, 2, 2, 2), 16, "archon:d2t2p2c2e2"),
+        ("native:d2", BackendSpec("native", 2), 2, "native:d2"),
+        ("native:d2t1", BackendSpec("native", 2), 2, "native:d2"),
+        ("sglang:d2t4", BackendSpec("sglang", 2, 4), 8, "sglang:d2t4p1"),
+    ],
+)
+def test_specs_are_parsed_and_formatted(text: str, spec: BackendSpec, size: int, canonical: str) -> None:
+    assert parse_backend(text) == spec
+    assert parse_backend(text).size == size
+    assert str(spec) == canonical
+    assert parse_backend(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":d1", "fsdp:", "fsdp:d", "fsdp:d0", "fsdp:d1d2", "fsdp:d1x", "fsdp:q2", "fsdp:t2", "hf:d1"]
+)
+def test_a_wrong_spec_is_a_sentence(text: str) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        parse_backend(text)
+    assert repr(text) in str(wrong.value)
+
+
+def test_a_name_of_the_other_side_lists_what_is_known_here() -> None:
+    with pytest.raises(ConfigError, match="fsdp:d1, archon:d1"):
+        parse_backend("native:d1", "train")
+    with pytest.raises(ConfigError, match="native:d1, scripted:d1"):
+        parse_backend("fsdp:d1", "rollout")
+    assert set(DIMENSIONS) == {name for names in NAMES.values() for name in names}
