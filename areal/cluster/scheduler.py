@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from areal.base.errors import ProcessDied
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -48,9 +50,15 @@ class Process(Protocol):
         """Of its log."""
         ...
 
+    def death(self) -> ProcessDied:
+        """How it ended, with its last lines: the error to raise when first_death returned it."""
+        ...
+
 
 class Scheduler(Protocol):
-    """`async with` stops everything it started, also on an exception or Ctrl-C."""
+    """`async with` stops everything it started, also on an exception or Ctrl-C. run_token: the run's secret, in every spec."""
+
+    run_token: str
 
     async def start(self, *jobs: Job) -> list[Process]: ...
 
