@@ -93,7 +93,10 @@ class GatewayApp:
         try:
             self._check_caller(scope, exchange)
             if route is None:
-                raise NotFound(f"there is no {path}; the routes are listed in docs/http.md")
+                raise NotFound(
+                    f"there is no route {path}; check the path after the base URL: model calls go to /v1/chat/completions, "
+                    "/v1/responses or /v1/messages"
+                )
             if exchange.method not in route.methods:
                 raise MethodNotAllowed(f"{path} takes {' or '.join(route.methods)}, not {exchange.method}")
             if control:

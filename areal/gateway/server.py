@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 
 from areal.base.errors import ArealError, ConfigError
-from areal.base.logs import LEVELS, Level, announce, open_log, warn
+from areal.base.logs import LEVELS, announce, open_log, warn
 from areal.cluster.child import ChildSpec, report_ready, run_child
 from areal.gateway import state
 from areal.gateway.app import GatewayApp
@@ -106,19 +106,23 @@ def _child(spec: ChildSpec) -> None:
 def _alone(arguments: argparse.Namespace) -> None:
     """From the command line, before or beside a run."""
     listener = bind(arguments.host or "127.0.0.1", arguments.port, setting="--port")
-    level: Level = arguments.log_level
-    with open_log(Path(arguments.log_dir) / "gateway.log", run_id=f"gateway-{os.getpid()}", level=level):
+    run_id, level = f"gateway-{os.getpid()}", arguments.log_level
+    with open_log(Path(arguments.log_dir) / "gateway.log", run_id=run_id, terminal=False, level=level):
         try:
-            agent = _agent_config(arguments.config)
-            host = agent.gateway_host
-            if host and not arguments.host and host != listener.getsockname()[0]:
-                port = listener.getsockname()[1]
-                listener.close()
-                listener = bind(host, port, setting="--port")
-            _run(listener, Settings(agent.max_body_bytes), lambda url: announce("Gateway", f"Gateway ready at {url}"))
+            with open_log(run_id=run_id, level=level):
+                _start_alone(arguments, listener)
         except ArealError as error:
-            warn("Gateway", str(error))
+            warn("Gateway", str(error))  # into the file; main says it on the terminal
             raise
+
+
+def _start_alone(arguments: argparse.Namespace, listener: socket.socket) -> None:
+    agent = _agent_config(arguments.config)
+    address, port = listener.getsockname()[:2]
+    if agent.gateway_host and not arguments.host and agent.gateway_host != address:
+        listener.close()
+        listener = bind(agent.gateway_host, port, setting="--port")
+    _run(listener, Settings(agent.max_body_bytes), lambda url: announce("Gateway", f"Gateway ready at {url}"))
 
 
 def _agent_config(path: str | None) -> AgentConfig:

@@ -184,6 +184,27 @@ async def test_a_stream_that_outlives_the_grace_is_told_so(run, http):
     response.close()
 
 
+ROUTER = str(Path(__file__).parents[2] / "configs" / "taotoken_router.yaml")
+
+
+async def test_a_wrong_config_is_one_line_there_and_in_the_log(processes, monkeypatch):
+    monkeypatch.delenv("TAOTOKEN_API_KEY", raising=False)
+    process = processes.start("--config", ROUTER, "--port", "0", "--log-dir", str(processes.log_dir))
+    code, errors = await processes.end(process)
+    assert code == 2
+    assert "TAOTOKEN_API_KEY" in errors
+    assert len(errors.strip().splitlines()) == 1
+    assert "TAOTOKEN_API_KEY" in (processes.log_dir / "gateway.log").read_text()
+
+
+async def test_the_router_file_starts_it_and_its_key_shows_nowhere(processes, http, monkeypatch):
+    monkeypatch.setenv("TAOTOKEN_API_KEY", "upstream-secret-0815")
+    _, url = await processes.ready("--config", ROUTER, "--port", "0", "--log-level", "debug")
+    async with http.get(url + "/health") as response:
+        assert "0815" not in await response.text()
+    assert "upstream-secret-0815" not in (processes.log_dir / "gateway.log").read_text()
+
+
 def spec_of(folder: Path, facts: state.RunFacts, **changes: object) -> Path:
     job = {
         "name": "gateway",
