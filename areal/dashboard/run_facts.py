@@ -1,0 +1,71 @@
+"""What a run folder says about a run that its store does not: name, turn discount, and the tokenizer of its tokens.
+
+    facts = RunFacts.of(Path("runs/areal/trial"))
+    facts.tokenizer            # None where it cannot be loaded: the page then shows token ids
+
+Everything here is optional and read once, at start; a run folder that holds nothing but a store is shown as well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal.base.errors import ConfigError
+from areal.chat.base import Tokenizer
+from areal.chat.scripted import scripted_renderer
+from areal.chat.tokenizer import HfTokenizer
+from areal.config.yaml_text import load_yaml, number
+
+_log = logging.getLogger("areal.dashboard")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """turn_discount: what the page discounts rewards with, the run's own (rollout.agent.turn_discount)."""
+
+    name: str = "run"
+    turn_discount: float = 1.0
+    tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def of(cls, run: Path, tokenizer_folder: Path | None = None) -> RunFacts:
+        """Read config.yaml and the workers' specs of a run folder. Raises ConfigError for a tokenizer that was asked for
+        and cannot be loaded; one that was only found is left out with a warning."""
+        config = _config(run / "config.yaml")
+        discount = number(str(_key(config, "rollout.agent.turn_discount")))
+        return cls(
+            name=f"{run.parent.name}/{run.name}",
+            turn_discount=1.0 if discount is None else float(discount),
+            tokenizer=HfTokenizer.load(tokenizer_folder) if tokenizer_folder else _find_tokenizer(run, config),
+        )
+
+
+def _find_tokenizer(run: Path, config: Any) -> Tokenizer | None:
+    backend = _key(config, "rollout.backend")
+    try:
+        if isinstance(backend, str) and backend.startswith("scripted"):
+            return scripted_renderer(str(_key(config, "rollout.scripted.path"))).tokenizer
+        for spec in sorted((run / "processes").glob("*.spec.json")):
+            folder = json.loads(spec.read_bytes()).get("model_dir")
+            if isinstance(folder, str):
+                return HfTokenizer.load(folder)
+    except (ConfigError, OSError, ValueError) as error:
+        _log.warning("token texts are not shown, only ids: %s", error)
+    return None
+
+
+def _config(path: Path) -> Any:
+    try:
+        return load_yaml(path.read_text(), str(path))
+    except (OSError, ConfigError):
+        return {}
+
+
+def _key(config: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config

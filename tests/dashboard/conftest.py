@@ -1,0 +1,91 @@
+"""A run folder as a run leaves it: store, metrics, config, a model folder with a small byte-level tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models
+
+from areal.base.metrics import MetricsFile, declare
+from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Tag, Version, WorkerInfo
+from areal.rollout.metrics import LOSS, REWARD
+from areal.store import open_store, store_url
+from areal.store.base import Store
+
+LAG = declare("train/lag_mean", "mean", "steps that a trained token's weights were behind the trained ones")
+VOCABULARY = ["<s>", "4", "Ġis", "Ġthe", "Ġsum", "Ċ", "âĺ", "<script>", "."]
+
+
+def interaction(session_id: str, index: int, asked: str, **more: object) -> Interaction:
+    count = len(VOCABULARY)
+    completion = Completion(
+        token_ids=np.arange(count, dtype=np.int32),
+        logprobs=-np.linspace(0.05, 6.0, count, dtype=np.float32),
+        versions=np.array([4] * 5 + [5] * (count - 5), np.int32),
+        kept_mass=np.ones(count, np.float32),
+        temperature=1.0,
+        finish_reason="stop",
+    )
+    fields: dict[str, object] = {
+        "id": f"{session_id}/{index}",
+        "session_id": session_id,
+        "index": index,
+        "prompt_ids": np.arange(12, dtype=np.int32),
+        "completion": completion,
+        "messages": (Message("user", asked),),
+        "reply": Message("assistant", "4 is the sum"),
+        "started_at": 1000.0,
+        "finished_at": 1000.4,
+    }
+    return Interaction(**(fields | more))  # type: ignore[arg-type]
+
+
+async def fill(store: Store) -> None:
+    await store.training.set_limits(Limits(max_concurrent=16, max_lag=1, batch_groups=8))
+    await store.registry.heartbeat(WorkerInfo("w0", "http://127.0.0.1:1", 4711, "here", 0.0))
+    for number, ending in enumerate(("ended", "ended", "expired", "reward_failed")):
+        session = await store.sessions.begin(SessionRequest(f"sum-{number}", f"k{number}", "w0", tags={"user": "ada"}))
+        first = interaction(session.id, 0, "2+2?")
+        await store.sessions.add(first)
+        tags: tuple[Tag, ...] = ("superseded",) if number == 1 else ()
+        again = (*first.messages, first.reply, Message("user", "sure?\n<img src=x onerror=alert(1)>"))
+        await store.sessions.add(interaction(session.id, 1, "", messages=again, credit_parent=first.id, tags=tags))
+        if ending == "ended":
+            await store.sessions.reward(session.id, 1.0, None)
+        await store.sessions.end(session.id, ending)  # type: ignore[arg-type]
+    trained, masked = await store.training.ready()
+    await store.training.account("sum-0", 18, {})
+    await store.training.account("sum-1", 9, {"superseded": 9})
+    await store.training.advance(Version(6, 6, "life"), [trained.id, masked.id])
+    live = await store.sessions.begin(SessionRequest("<b>&'\"/../☃", "k9", "w0"))
+    await store.sessions.add(interaction(live.id, 0, "still here?"))
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("my-exp") / "trial"
+    model, logs = run / "model", run / "logs"
+    for folder in (run, model, logs, run / "processes"):
+        folder.mkdir()
+    backend = tokenizers.Tokenizer(models.BPE({token: number for number, token in enumerate(VOCABULARY)}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>"])
+    backend.save(str(model / "tokenizer.json"))
+    (run / "processes" / "worker-0.spec.json").write_text(json.dumps({"model_dir": str(model), "run_token": "hush"}))
+    (run / "config.yaml").write_text("rollout: {backend: native:d1, agent: {turn_discount: 0.5}}\n")
+    with MetricsFile(logs / "metrics.jsonl", "run") as metrics:
+        for step in range(1, 41):
+            values = {REWARD: 0.9 - 0.8 * 0.93**step + 0.05 * np.sin(step), LOSS: 0.5 / step, LAG: step % 3 / 2}
+            metrics.write(step, values if step != 20 else {REWARD: float("nan")})
+
+    async def make() -> None:
+        async with await open_store(store_url(run / "store.sqlite")) as store:
+            await fill(store)
+
+    asyncio.run(make())
+    return run
