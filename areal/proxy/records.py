@@ -47,7 +47,7 @@ def summary(session: Session, interactions: Sequence[Interaction], in_flight: in
         "continued": len(continued),
         "merge_rate": merged / len(continued) if continued else None,
         "branches": dict(Counter(one.branch_reason for one in interactions if one.branch_reason)),
-        "tags": dict(Counter(tag for one in interactions for tag in one.tags)),
+        "interaction_tags": dict(Counter(tag for one in interactions for tag in one.tags)),
         "rewards_set": len(rewards),
         "reward_sum": sum(rewards),
         "tokens": _tokens(interactions),
