@@ -5,8 +5,10 @@
     yield encode_chunk(chunk)                          # server -> client: one Server-Sent Event
     chunk = decode_chunk(event.data)                   # client; raises what the server said went wrong
 
-The shape is that of vLLM's /inference/v1/generate (docs/architecture.md, "Inference wire"). JSON has no infinity: a
-candidate of probability 0 has logprob null on the wire and -inf outside it. Client: client.py. Server: app.py.
+The shape is that of vLLM's /inference/v1/generate (docs/architecture.md, "Inference wire"). JSON has neither infinity nor
+NaN: a candidate of probability 0 has logprob null on the wire and -inf outside it; a sampled token without a usable logprob
+has null, and NaN outside. What a server leaves out stays unknown (NaN, version -1): the proxy marks such an interaction
+untrainable, numbers are never invented (T009, T054). Client: client.py. Server: app.py.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class GenerateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 class ChunkBody(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: list[int]
-    logprobs: list[float]
+    logprobs: list[float | None]
     weight_versions: list[int]
     kept_mass: list[float]
     finish_reason: FinishReason | None
@@ -102,7 +104,7 @@ class _EventBody(msgspec.Struct, frozen=True):
     """What one event may hold: a chunk, or `error` alone."""
 
     token_ids: list[int] = []
-    logprobs: list[float] = []
+    logprobs: list[float | None] = []
     weight_versions: list[int] = []
     kept_mass: list[float] = []
     finish_reason: FinishReason | None = None
@@ -184,7 +186,7 @@ def encode_chunk(chunk: TokenChunk) -> bytes:
     top = [[(token, value if math.isfinite(value) else None) for token, value in row] for row in chunk.top]
     body = ChunkBody(
         token_ids=chunk.token_ids.tolist(),
-        logprobs=chunk.logprobs.tolist(),
+        logprobs=[value if math.isfinite(value) else None for value in chunk.logprobs.tolist()],
         weight_versions=chunk.versions.tolist(),
         kept_mass=chunk.kept_mass.tolist(),
         finish_reason=chunk.finish_reason,
@@ -202,18 +204,16 @@ def decode_chunk(data: str | bytes) -> TokenChunk:
     if said.error is not None:
         raise to_exception(200, said.error)
     count = len(said.token_ids)
-    lengths = (count, len(said.logprobs), len(said.weight_versions), len(said.kept_mass))
-    if len(set(lengths)) != 1 or (said.top and len(said.top) != count):
-        raise BackendError(
-            f"the inference server sent {lengths[0]} token ids, {lengths[1]} logprobs, {lengths[2]} versions, "
-            f"{lengths[3]} kept masses and {len(said.top)} candidate lists in one chunk; they must be equally many"
-        )
+    logprobs = said.logprobs if len(said.logprobs) == count else [None] * count
+    versions = said.weight_versions if len(said.weight_versions) == count else [-1] * count
+    kept_mass = said.kept_mass if len(said.kept_mass) == count else [1.0] * count
+    top = said.top if len(said.top) == count else []
     return TokenChunk(
         token_ids=np.array(said.token_ids, dtype=np.int32),
-        logprobs=np.array(said.logprobs, dtype=np.float32),
-        versions=np.array(said.weight_versions, dtype=np.int32),
-        kept_mass=np.array(said.kept_mass, dtype=np.float32),
-        top=tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in said.top),
+        logprobs=np.array([math.nan if value is None else value for value in logprobs], dtype=np.float32),
+        versions=np.array(versions, dtype=np.int32),
+        kept_mass=np.array(kept_mass, dtype=np.float32),
+        top=tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in top),
         finish_reason=said.finish_reason,
     )
 

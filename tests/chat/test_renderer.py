@@ -88,7 +88,7 @@ def test_an_answer_cut_by_length_gets_the_templates_end_as_context(name: str, mo
 
 
 def test_t050_ids_that_encode_differently_stand() -> None:
-    toy = Vocabulary({"a": 1, "b": 2, "ab": 3}, [])
+    toy = Vocabulary({1: b"a", 2: b"b", 3: b"ab"}, [])
     renderer = JinjaRenderer(toy, ChatTemplate(CHATML))
     recorded = record(renderer, [QUESTION], [1, 2])
     assert recorded.reply.content == "ab"
@@ -231,7 +231,7 @@ def test_any_sampled_ids_over_several_turns_are_a_prefix_of_the_next_prompt(
     name: str, data: st.DataObject, models_by_template: Models
 ) -> None:
     if name == "scripted":
-        toy = Vocabulary({"a": 1, "b": 2, "ab": 3, "4": 40}, ["é".encode(), b"\xc3", b"\n4"])
+        toy = Vocabulary({1: b"a", 2: b"b", 3: b"ab", 40: b"4"}, ["é".encode(), b"\xc3", b"\n4"])
         renderer = JinjaRenderer(toy, ChatTemplate(CHATML))
     else:
         renderer = models_by_template[name][1]

@@ -150,7 +150,7 @@ def test_a_batch_result_equals_the_folded_stream_for_every_split(
 
 
 def test_t056_the_end_token_is_kept_and_not_shown() -> None:
-    toy = Vocabulary({"x": 11, "y": 12, "END": 2}, [], end_tokens=("END",))
+    toy = Vocabulary({11: b"x", 12: b"y", 2: b"END"}, [], end_tokens=("END",))
     parser = StreamParser(toy)
     assert parser.feed(chunk([11, 12, 2], "stop")) == [TextDelta("xy")]
     assert parser.finish() == []

@@ -75,6 +75,9 @@ def test_a_line_in_full(tmp_path: Path) -> None:
         ({"pieces": ["a"], "when": "("}, "no regular expression"),
         ({"pieces": ["a"], "delay_ms": -1}, "delay_ms is -1"),
         ({"settings": {}}, "2: "),
+        ({"pieces": [{"text": "a", "id": 7}, {"text": "b", "id": 7}]}, "piece 1: id 7"),
+        ({"pieces": [{"text": "a", "id": -1}]}, "piece 0: id -1"),
+        ({"pieces": ["a"], "logprobs": ["none"]}, "'none'"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: Any, says: str) -> None:
@@ -101,7 +104,7 @@ def test_no_file_and_no_line(tmp_path: Path) -> None:
 
 
 def test_t050_a_toy_vocabulary_takes_the_longest_match() -> None:
-    vocabulary = Vocabulary({"a": 1, "b": 2, "ab": 3}, [])
+    vocabulary = Vocabulary({1: b"a", 2: b"b", 3: b"ab"}, [])
     assert vocabulary.encode("ab") == [3]
     assert vocabulary.encode("ba") == [2, 1]
     assert (vocabulary.decode([1, 2]), vocabulary.decode([3])) == ("ab", "ab")
@@ -109,11 +112,23 @@ def test_t050_a_toy_vocabulary_takes_the_longest_match() -> None:
 
 @given(st.text(), st.lists(st.binary(min_size=1, max_size=6), max_size=8))
 def test_the_vocabulary_spells_every_text_and_knows_every_piece(text: str, pieces: list[bytes]) -> None:
-    vocabulary = Vocabulary({"a": 1, "b": 2, "ab": 3}, pieces)
+    vocabulary = Vocabulary({1: b"a", 2: b"b", 3: b"ab"}, pieces)
     text = text.encode("utf-8", "replace").decode()
     assert vocabulary.decode(vocabulary.encode(text), skip_special=False) == text
     for piece in pieces:
         assert vocabulary.piece(vocabulary.id_of(piece)) == piece
+
+
+def test_a_piece_may_bring_its_id_and_lose_its_logprob(tmp_path: Path) -> None:
+    pieces = [{"id": 11, "text": "x", "logprob": -0.1}, {"id": 12, "text": "x"}, {"id": 2, "text": "<|im_end|>"}]
+    read = script(tmp_path, {"pieces": pieces, "logprobs": [-1, "nan", -2]}, {"pieces": ["x"]})
+    assert [token.token_id for token in read.lines[0].tokens] == [11, 12, 2]
+    assert read.lines[0].tokens[0].logprob == -0.1
+    assert math.isnan(read.lines[0].tokens[1].logprob)
+    vocabulary = read.vocabulary
+    assert vocabulary.eos_ids == (2,)
+    assert (vocabulary.encode("xx"), vocabulary.decode([11, 12, 2])) == ([11, 11], "xx")
+    assert read.lines[1].tokens[0].token_id == 11
 
 
 def test_without_explicit_ids_a_byte_is_its_own_id() -> None:

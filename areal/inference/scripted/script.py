@@ -31,10 +31,14 @@ Candidate = tuple[str | int, float | str | None]  # token as text or id, natural
 T = TypeVar("T")
 
 
+Logprob = float | Literal["nan"]  # "nan": a backend that lost it
+
+
 class _Piece(msgspec.Struct, forbid_unknown_fields=True):
     text: str | None = None
     hex: str | None = None
-    logprob: float | None = None
+    id: int | None = None
+    logprob: Logprob | None = None
     top: list[Candidate] | None = None
     delay_ms: float | None = None
 
@@ -47,7 +51,7 @@ class _Fail(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     pieces: list[str | _Piece]
-    logprobs: list[float] | None = None
+    logprobs: list[Logprob] | None = None
     top: list[list[Candidate]] | None = None
     finish: Literal["stop", "length", "abort"] = "stop"
     delay_ms: float = 0.0
@@ -124,8 +128,9 @@ def read_script(path: str | Path) -> Script:
         seen_any = True
     if not lines:
         raise ConfigError(f"{path} has no generation; write at least one line such as " + '{"pieces": ["Hello"]}')
-    pieces = {number: _pieces(line, path, number) for number, line in lines.items()}
-    vocabulary = _vocabulary(settings, [*pieces.values()], [*lines.values()], path)
+    ids = _explicit_ids(settings, path)
+    pieces = {number: _pieces(line, ids, path, number) for number, line in lines.items()}
+    vocabulary = _vocabulary(settings, ids, [*pieces.values()], [*lines.values()])
     played = tuple(_line(number, line, pieces[number], vocabulary, path) for number, line in lines.items())
     return Script(str(path), played, vocabulary, settings.max_context)
 
@@ -141,33 +146,47 @@ def _wrong(path: str | Path, number: int, reason: str) -> ConfigError:
     return ConfigError(f"{path}:{number}: {reason}; the format is in docs/scripted.md")
 
 
-def _pieces(line: _Line, path: str | Path, number: int) -> list[bytes]:
-    found = []
-    for index, piece in enumerate(line.pieces):
-        if isinstance(piece, str):
-            found.append(piece.encode("utf-8", "surrogatepass"))
-        elif (piece.text is None) == (piece.hex is None):
-            raise _wrong(path, number, f'piece {index} needs either "text" or "hex"')
-        elif piece.text is not None:
-            found.append(piece.text.encode("utf-8", "surrogatepass"))
-        else:
-            try:
-                found.append(bytes.fromhex(piece.hex or ""))
-            except ValueError:
-                raise _wrong(path, number, f'piece {index}: "hex" is {piece.hex!r}, not hexadecimal bytes') from None
-        if not found[-1]:
-            raise _wrong(path, number, f"piece {index} is empty; a token has at least one byte, leave it out")
-    return found
-
-
-def _vocabulary(settings: _Settings, pieces: list[list[bytes]], lines: list[_Line], path: str | Path) -> Vocabulary:
-    ids = list(settings.vocabulary.values())
-    if len(set(ids)) < len(ids) or any(token_id < 0 for token_id in ids) or "" in settings.vocabulary:
+def _explicit_ids(settings: _Settings, path: str | Path) -> dict[int, bytes]:
+    """What settings say, checked."""
+    ids = {token_id: text.encode() for text, token_id in settings.vocabulary.items()}
+    if len(ids) < len(settings.vocabulary) or any(token_id < 0 for token_id in ids) or b"" in ids.values():
         raise _wrong(path, 1, "settings.vocabulary needs non-empty pieces with ids of their own, from 0")
     if not settings.end_tokens or "" in settings.end_tokens:
         raise _wrong(path, 1, "settings.end_tokens needs at least one piece, none of them empty")
     if settings.max_context < 1:
         raise _wrong(path, 1, f"settings.max_context is {settings.max_context}, it counts tokens")
+    return ids
+
+
+def _pieces(line: _Line, ids: dict[int, bytes], path: str | Path, number: int) -> list[bytes]:
+    """Bytes of each piece; ids that pieces choose for themselves are added to `ids`."""
+    found = []
+    for index, piece in enumerate(line.pieces):
+        data = _bytes(piece, path, number, index)
+        own_id = None if isinstance(piece, str) else piece.id
+        if own_id is not None and (own_id < 0 or ids.setdefault(own_id, data) != data):
+            raise _wrong(path, number, f"piece {index}: id {own_id} is negative or stands for another piece already")
+        found.append(data)
+    return found
+
+
+def _bytes(piece: str | _Piece, path: str | Path, number: int, index: int) -> bytes:
+    text = piece if isinstance(piece, str) else piece.text
+    digits = None if isinstance(piece, str) else piece.hex
+    if (text is None) == (digits is None):
+        raise _wrong(path, number, f'piece {index} needs either "text" or "hex"')
+    try:
+        data = bytes.fromhex(digits or "") if text is None else text.encode("utf-8", "surrogatepass")
+    except ValueError:
+        raise _wrong(path, number, f'piece {index}: "hex" is {digits!r}, not hexadecimal bytes') from None
+    if not data:
+        raise _wrong(path, number, f"piece {index} is empty; a token has at least one byte, leave it out")
+    return data
+
+
+def _vocabulary(
+    settings: _Settings, ids: dict[int, bytes], pieces: list[list[bytes]], lines: list[_Line]
+) -> Vocabulary:
     candidates = [
         token.encode()
         for line in lines
@@ -176,7 +195,7 @@ def _vocabulary(settings: _Settings, pieces: list[list[bytes]], lines: list[_Lin
         if isinstance(token, str) and token
     ]
     every = [piece for row in pieces for piece in row]
-    return Vocabulary(settings.vocabulary, [*every, *candidates], end_tokens=settings.end_tokens)
+    return Vocabulary(ids, [*every, *candidates], end_tokens=settings.end_tokens)
 
 
 def _line(number: int, line: _Line, pieces: list[bytes], vocabulary: Vocabulary, path: str | Path) -> ScriptedLine:
@@ -191,14 +210,15 @@ def _line(number: int, line: _Line, pieces: list[bytes], vocabulary: Vocabulary,
         logprob = own.logprob
         if logprob is None:
             logprob = line.logprobs[index] if line.logprobs else DEFAULT_LOGPROB
-        if not (math.isfinite(logprob) and logprob <= 0):
+        if logprob != "nan" and not (math.isfinite(logprob) and logprob <= 0):
             raise _wrong(path, number, f"piece {index}: logprob {logprob} is no natural logarithm of a probability")
         rows = own.top if own.top is not None else (line.top[index] if line.top else [])
         delay_ms = line.delay_ms if own.delay_ms is None else own.delay_ms
         if not (math.isfinite(delay_ms) and delay_ms >= 0):
             raise _wrong(path, number, f"piece {index}: delay_ms is {delay_ms}; write milliseconds from 0")
         top = tuple(_candidate(row, vocabulary, path, number) for row in rows)
-        tokens.append(ScriptedToken(vocabulary.id_of(piece), logprob, top, delay_ms / 1000))
+        token_id = vocabulary.id_of(piece) if own.id is None else own.id
+        tokens.append(ScriptedToken(token_id, float(logprob), top, delay_ms / 1000))
     return ScriptedLine(
         number, tuple(tokens), line.finish, _failure(line, count, path, number), _pattern(line, path, number)
     )

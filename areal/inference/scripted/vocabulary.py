@@ -1,6 +1,6 @@
 """The scripted backend's own small vocabulary: bytes, ChatML's special tokens, and one token per scripted piece.
 
-    vocabulary = Vocabulary({"a": 1, "b": 2, "ab": 3}, pieces=[b"one ", b"tw"])
+    vocabulary = Vocabulary({1: b"a", 2: b"b", 3: b"ab"}, pieces=[b"one ", b"tw"])
     vocabulary.encode("ab")          # [3]: longest match
     vocabulary.id_of(b"tw")          # the one token of this piece
 
@@ -16,28 +16,32 @@ SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
 class Vocabulary:
-    """Immutable. `explicit`: piece -> id, chosen by the script; everything else takes the lowest free ids."""
+    """Immutable. `explicit`: ids chosen by the script, each with its piece; everything else takes the lowest free ids.
+
+    Several ids may stand for one piece; text is encoded to the first of them."""
 
     strips_first_space = False
 
     def __init__(
-        self, explicit: Mapping[str, int], pieces: Iterable[bytes], *, end_tokens: Sequence[str] = ("<|im_end|>",)
+        self, explicit: Mapping[int, bytes], pieces: Iterable[bytes], *, end_tokens: Sequence[str] = ("<|im_end|>",)
     ) -> None:
         self._bytes_of: dict[int, bytes] = {}
         self._id_of: dict[bytes, int] = {}
         self._special_ids: set[int] = set()
         self._next_free = 0
-        for text, token_id in explicit.items():
-            self._put(text.encode(), token_id)
+        for token_id, piece in explicit.items():
+            self._put(piece, token_id)
         for byte in range(256):
             self.intern(bytes([byte]))
         for text in SPECIAL_TOKENS:
             self._special_ids.add(self.intern(text.encode()))
         for piece in pieces:
             self.intern(piece)
-        for text in end_tokens:
-            self._special_ids.add(self.intern(text.encode()))
-        self.eos_ids = tuple(self._id_of[text.encode()] for text in end_tokens)
+        ends = {text.encode() for text in end_tokens}
+        for piece in ends:
+            self.intern(piece)
+        self.eos_ids = tuple(token_id for token_id, piece in self._bytes_of.items() if piece in ends)
+        self._special_ids.update(self.eos_ids)
         self.vocab_size = max(self._bytes_of) + 1
         self._lengths = sorted({len(piece) for piece in self._id_of}, reverse=True)
 
@@ -77,5 +81,5 @@ class Vocabulary:
         return b"".join(map(of, ids)).decode("utf-8", "replace")
 
     def _put(self, piece: bytes, token_id: int) -> None:
-        self._id_of[piece] = token_id
+        self._id_of.setdefault(piece, token_id)
         self._bytes_of[token_id] = piece
