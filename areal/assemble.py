@@ -152,7 +152,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         gate = await StalenessGate.open(
             store.training, limits_of(config), incarnation=incarnation, first_step=first_step
         )
-        launch = _Launch(config, folder, scheduler, gate, found.path if found else await _model_dir(config))
+        launch = _Launch(config, folder, scheduler, gate, found.path if found else await _model_dir(config), run_id)
         backends, engine = await launch.servers_and_rank(stack, found)
         workers, gateway_url = await launch.front(stack)
         host_note = "" if config.rollout.agent.gateway_host else " (loopback only; rollout.agent.gateway_host opens it)"
@@ -218,6 +218,13 @@ def algorithm_name(config: RunConfig) -> str:
     return "grpo" if config.gconfig.n_samples > 1 else "ppo"
 
 
+def model_names(config: RunConfig) -> list[str]:
+    """Names under which clients may ask for the policy; `default` first."""
+    route = config.model_routing.policy_model if config.model_routing else None
+    names = ["default", config.actor.path, "policy_model", *([route.model_id] if route else [])]
+    return [name for name in dict.fromkeys(names) if name]
+
+
 def threads_of(configured: int, config: RunConfig) -> int:
     """0: an asynchronous run shares the cores between sampling and training, a synchronous one alternates."""
     cores = os.cpu_count() or 1
@@ -252,7 +259,13 @@ class _Launch:
     """Starts the processes of one run and connects to them."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, scheduler: Scheduler, gate: StalenessGate, model_dir: Path
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        scheduler: Scheduler,
+        gate: StalenessGate,
+        model_dir: Path,
+        run_id: str,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -260,6 +273,7 @@ class _Launch:
         self.gate = gate
         self.model_dir = model_dir
         self.token = scheduler.run_token
+        self.run_id = run_id
         self.server_urls: list[str] = []
 
     async def servers_and_rank(
@@ -284,7 +298,7 @@ class _Launch:
         backends = [connect(spec.name, url, self.token) for url in self.server_urls]
         for backend in backends:
             stack.push_async_callback(backend.close)
-        engine = await stack.enter_async_context(await EngineClient.connect(rank["url"], self.token))
+        engine = await stack.enter_async_context(EngineClient(rank["url"], self.token))
         if found:
             await engine.restore(str(found.path))
         return backends, engine
@@ -294,7 +308,7 @@ class _Launch:
         config = self.config
         common = {
             "store_url": self.folder.store_url,
-            "signing_key": str(self.folder.signing_key),
+            "signing_key_path": str(self.folder.signing_key),
             "config": config.model_dump(mode="json"),
         }
         jobs = [
@@ -306,6 +320,7 @@ class _Launch:
                     "worker_id": f"w{k}",
                     "model_dir": str(self.model_dir),
                     "servers": [self.server_urls[k % len(self.server_urls)]],
+                    "policy_names": model_names(config),
                 },
             )
             for k in range(config.rollout.workers)
@@ -338,7 +353,9 @@ class _Launch:
             "port": agent.gateway_port,
             "log_dir": str(self.folder.logs),
             "store_url": common["store_url"],
-            "signing_key": common["signing_key"],
+            "signing_key_path": common["signing_key_path"],
             "admin_api_key": agent.admin_api_key,
+            "run_id": self.run_id,
+            "model_names": model_names(self.config),
             "max_body_bytes": agent.max_body_bytes,
         }

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from areal.assemble import Run, assemble, check
-from areal.base.errors import ArealError, ProcessDied
+from areal.base.errors import ArealError
 from areal.base.logs import Log, announce, warn
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
@@ -55,6 +55,7 @@ async def train(run: Run) -> None:
             await run.snapshots.save_if_due(step + 1)
             if run.evaluation.due(step + 1):
                 await evaluate(run, step + 1)
+        run.dispatcher.stop_feeding()
         await run.gate.close_admission()
         await evaluate(run, run.gate.current.step, last=True)
         await run.snapshots.save(run.gate.current.step)
@@ -150,11 +151,7 @@ async def _watched(work: Coroutine[Any, Any, None], scheduler: Scheduler) -> Non
     try:
         await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
         if death.done() and not task.done():
-            process = death.result()
-            raise ProcessDied(
-                f"{process.name} (pid {process.pid}) ended with code {await process.wait()} in the middle of the run; "
-                f"its last lines:\n{process.last_lines()}"
-            )
+            raise death.result().death()
         await task
     finally:
         for each in (task, death):

@@ -74,7 +74,8 @@ class Dispatcher:
         await self.stop()
 
     async def stop(self) -> None:
-        """Start nothing more and cancel what runs; sessions left open are ended by their worker."""
+        """Cancel what runs and start nothing more; a cancelled agent's session ends as reward_failed."""
+        self.stop_feeding()
         running = [task for task in (self._feeder, *self._runs) if task is not None]
         for task in running:
             task.cancel()
@@ -82,6 +83,11 @@ class Dispatcher:
             with suppress(asyncio.CancelledError):
                 await task
         self._feeder = None
+
+    def stop_feeding(self) -> None:
+        """Start no more training tasks; those that run go on, and evaluation still works."""
+        if self._feeder is not None:
+            self._feeder.cancel()
 
     async def failure(self) -> None:
         """Returns never; raises when the feeder fails."""

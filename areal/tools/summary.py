@@ -14,11 +14,12 @@ from areal.base.atomic import write_atomic
 from areal.base.logs import announce
 from areal.base.metrics import MetricsTable, read_metrics
 from areal.cluster.run_folder import RunFolder
-from areal.tools.plot_metrics import draw
 
 
 def finish(folder: RunFolder, metrics_path: Path) -> dict[str, float | int | str | None]:
     """Draw, write, announce; returns the summary."""
+    from areal.tools.plot_metrics import draw  # brings matplotlib, which a run needs only now
+
     table = read_metrics(metrics_path)
     summary = summarise(table) | {"checkpoint": _checkpoint(folder)}
     for metric, file in (("train/reward", "reward.png"), ("train/loss", "loss.png")):

@@ -42,25 +42,28 @@ class MathAgent:
 
     max_tokens = 12
 
+    def __init__(self) -> None:
+        self.client = AsyncOpenAI(api_key="of each session", timeout=600)  # one connection pool for all sessions
+
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> dict[str, float]:
         gold = task["x"] + task["y"]
         messages: list[Any] = [
             {"role": "user", "content": f"What is {task['x']}+{task['y']}? Reply with only the number."}
         ]
         rewards: dict[str, float] = {}
-        async with AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=600) as client:
-            for turn in range(task["turns"]):
-                answer = await client.chat.completions.create(
-                    model="default", messages=messages, max_tokens=self.max_tokens
-                )
-                choice = answer.choices[0]
-                reward = score(choice.message.content or "", choice.finish_reason == "stop", gold)
-                if reward == 1.0:
-                    rewards[answer.id] = CORRECTED if turn else 1.0
-                    break
-                rewards[answer.id] = reward if turn + 1 == task["turns"] else reward / 2
-                messages += [
-                    {"role": "assistant", "content": choice.message.content or ""},
-                    {"role": "user", "content": "That is wrong. Reply with only the right number."},
-                ]
+        client = self.client.with_options(base_url=base_url, api_key=api_key)
+        for turn in range(task["turns"]):
+            answer = await client.chat.completions.create(
+                model="default", messages=messages, max_tokens=self.max_tokens
+            )
+            choice = answer.choices[0]
+            reward = score(choice.message.content or "", choice.finish_reason == "stop", gold)
+            if reward == 1.0:
+                rewards[answer.id] = CORRECTED if turn else 1.0
+                break
+            rewards[answer.id] = reward if turn + 1 == task["turns"] else reward / 2
+            messages += [
+                {"role": "assistant", "content": choice.message.content or ""},
+                {"role": "user", "content": "That is wrong. Reply with only the right number."},
+            ]
         return rewards

@@ -15,7 +15,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from areal.base.errors import NoCapacity, Unavailable
-from areal.base.types import Limits
+from areal.base.types import Limits, Purpose
 from areal.store.admission import survivors_needed, tightest
 from areal.store.codec import from_json
 
@@ -37,14 +37,15 @@ def read_limits(connection: sqlite3.Connection) -> Limits | None:
     return None if row is None else from_json(row["value"], Limits)
 
 
-def open_limits(connection: sqlite3.Connection) -> Limits:
-    """The published limits; raises Unavailable before there are any, and while the run drains."""
+def open_limits(connection: sqlite3.Connection, purpose: Purpose) -> Limits:
+    """The published limits. Raises Unavailable before there are any, and while the run drains: then only evaluation,
+    which the run itself asks for at its end, still starts."""
     limits = read_limits(connection)
     if limits is None:
         raise Unavailable(
             "the run has not opened for sessions yet: its trainer is still starting; retry in a few seconds"
         )
-    if not limits.accepting:
+    if not limits.accepting and purpose == "train":
         raise Unavailable("the run is draining and takes no new sessions; start it again or use another one")
     return limits
 

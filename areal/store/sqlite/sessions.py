@@ -116,7 +116,7 @@ def _begin(connection: sqlite3.Connection, request: SessionRequest, now: float) 
                     "use a new request_id"
                 )
             return again
-    limits = groups.open_limits(connection)
+    limits = groups.open_limits(connection, request.purpose)
     taken = _one(connection, "WHERE s.key_hash = ? AND s.ending IS NULL ORDER BY s.seq DESC LIMIT 1", request.key_hash)
     if taken is not None:
         raise Conflict(f"this key already has the running session {taken.id!r}; end or refresh it first")

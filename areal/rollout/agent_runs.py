@@ -1,0 +1,103 @@
+"""`POST /agents/run`: one run of an agent inside a worker, as a session like any other.
+
+    AgentRuns(config, sessions, base_url=url, run_token=token).add_to(app)
+    {"task_id", "task", "purpose", "request_id"} -> {"session_id", "reward", "error"}
+
+The answer comes when the agent is done. Its session is ended before: `ended` with its reward, or `reward_failed` if the agent
+raised, which is counted and never trained (settled 9). The caller going away cancels the agent the same way. Opened by
+the run's token only. Used by worker.py; called by dispatcher.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
+
+from areal.base.errors import BadRequest
+from areal.base.types import Ending, Purpose
+from areal.config.run import RunConfig
+from areal.proxy.sessions import Sessions, StartRequest
+from areal.rollout.agents import Agent, load_agent, rewards_of
+from areal.web.app import add_route, send_json
+from areal.web.auth import SessionKey, presented_keys, require
+from areal.web.body import read_body
+
+_log = logging.getLogger("areal.agents")
+
+
+class RunRequest(msgspec.Struct, frozen=True):
+    """task: the JSON object handed to the agent. purpose eval: evaluator.agent runs it, if one is set."""
+
+    task_id: str
+    task: dict[str, Any]
+    purpose: Purpose = "train"
+    request_id: str | None = None
+
+
+class AgentRuns:
+    """Runs the configured agents. Agents are loaded at start, so that a wrong path is an error before any session."""
+
+    def __init__(self, config: RunConfig, sessions: Sessions, *, base_url: str, run_token: str) -> None:
+        self._sessions = sessions
+        self._base_url = f"{base_url}/v1"
+        self._token = run_token
+        own = config.rollout.agent.path if config.rollout.agent.mode == "inline" else None
+        paths = {"train": own, "eval": config.evaluator.agent or own if config.evaluator.path else None}
+        self._agents: dict[str, Agent] = {purpose: load_agent(path) for purpose, path in paths.items() if path}
+
+    def add_to(self, app: FastAPI) -> None:
+        add_route(app, "/agents/run", self._handle)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        require(presented_keys(scope["headers"]), self._token, "the run's token")
+        try:
+            request = msgspec.json.decode(await read_body(receive), type=RunRequest)
+        except msgspec.MsgspecError as error:
+            raise BadRequest(f"not a run request: {error}") from None
+        work = asyncio.create_task(self.run(request))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await send_json(send, work.result())
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.wait({work, gone})
+
+    async def run(self, request: RunRequest) -> dict[str, Any]:
+        """Start a session, run the agent in it, reward it, end it."""
+        agent = self._agents.get(request.purpose)
+        if agent is None:
+            raise BadRequest(
+                f"no agent is configured for {request.purpose} tasks: set rollout.agent.path or evaluator.agent"
+            )
+        session, key = await self._sessions.start(
+            StartRequest(task_id=request.task_id, purpose=request.purpose, request_id=request.request_id)
+        )
+        opened = SessionKey(key, session.worker)
+        ending: Ending = "reward_failed"
+        reward: float | None = None
+        error = ""
+        try:
+            rewards = rewards_of(await agent.run(dict(request.task), base_url=self._base_url, api_key=key))
+            for interaction_id, value in rewards.items():
+                await self._sessions.reward(opened, value, interaction_id)
+            reward, ending = sum(rewards.values()), "ended"
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            _log.warning("the agent failed on task %r: %s", request.task_id, error)
+        finally:
+            await self._sessions.end(opened, ending)
+        return {"session_id": session.id, "reward": reward, "error": error}
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Returns when the caller has gone away (its body has been read, so nothing else can come)."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

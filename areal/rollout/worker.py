@@ -1,0 +1,133 @@
+"""A rollout worker: the proxy of its sessions, and the agents that the service runs itself.
+
+    python -m areal.rollout.worker --spec FILE       # job: worker_id, model_dir, servers, store_url, signing_key_path, config
+
+One port on loopback: the public routes as the gateway has them, and with the run's token `POST /agents/run`, which runs the
+configured agent once, as a session of its own, through this very port. It heartbeats into the store's registry, which is how
+gateways find it. No torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal.base.errors import ConfigError
+from areal.base.logs import open_log
+from areal.base.redact import protect
+from areal.base.types import WorkerInfo
+from areal.chat import load_renderer
+from areal.chat.base import Renderer
+from areal.chat.scripted import scripted_renderer
+from areal.cluster.child import ChildSpec, report_ready, run_child
+from areal.config.backend_spec import parse_backend
+from areal.config.run import RunConfig
+from areal.inference import connect
+from areal.inference.router import Router
+from areal.proxy.app import Proxy, ProxyParts, build_proxy
+from areal.rollout.agent_runs import AgentRuns
+from areal.store import open_store
+from areal.store.base import Registry
+from areal.web.address import bind, url_of
+from areal.web.auth import SessionKeys, load_or_create_signing_key
+from areal.web.serve import serve
+
+HEARTBEAT_S = 2.0
+
+
+class WorkerJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The spec's own keys. servers: URLs of the inference servers this worker uses. agents: paths of agents it may run."""
+
+    worker_id: str
+    model_dir: str
+    servers: list[str]
+    store_url: str
+    signing_key_path: str
+    policy_names: list[str]
+    config: dict[str, Any]
+
+
+async def main(spec: ChildSpec) -> None:
+    """Serve until SIGTERM. Raises ConfigError for a wrong spec, StoreError, BackendError if a server is not there."""
+    try:
+        job = msgspec.convert(dict(spec.job), WorkerJob)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the spec of {spec.name} is wrong: {error}; start the run anew") from None
+    config = RunConfig.model_validate(job.config)
+    protect(spec.run_token, config.rollout.agent.admin_api_key, config.rollout.agent.internal_token)
+    listener = bind("127.0.0.1", 0)
+    url = url_of(listener)
+    with open_log(run_id=spec.name):
+        async with AsyncExitStack() as stack:
+            store = await stack.enter_async_context(await open_store(job.store_url))
+            proxy = await _proxy(stack, job, config, store, spec.run_token)
+            agents = AgentRuns(config, proxy.sessions, base_url=url, run_token=spec.run_token)
+            agents.add_to(proxy.app)
+            await stack.enter_async_context(_heartbeats(store.registry, job.worker_id, url))
+            await serve(
+                proxy.app, listener, ready=lambda served: report_ready(spec, url=served), drain=proxy.sessions.drain
+            )
+
+
+async def _proxy(stack: AsyncExitStack, job: WorkerJob, config: RunConfig, store: Any, run_token: str) -> Proxy:
+    name = parse_backend(config.rollout.backend).name
+    backends = [connect(name, url, run_token) for url in job.servers]
+    for backend in backends:
+        stack.push_async_callback(backend.close)
+    router = Router(backends)
+    health = await asyncio.gather(*(backend.health() for backend in backends))
+    return build_proxy(
+        ProxyParts(
+            store=store,
+            renderer=_renderer(name, config, job.model_dir),
+            backend=router,
+            keys=SessionKeys(load_or_create_signing_key(Path(job.signing_key_path))),
+            worker=job.worker_id,
+            agent=config.rollout.agent,
+            defaults=config.gconfig,
+            max_context=min(one.max_context for one in health),
+            seed=config.seed,
+            eval_temperature=config.evaluator.temperature,
+            policy_names=tuple(job.policy_names),
+            on_session_end=router.forget,
+        )
+    )
+
+
+def _renderer(name: str, config: RunConfig, model_dir: str) -> Renderer:
+    return scripted_renderer(config.rollout.scripted.path) if name == "scripted" else load_renderer(model_dir)
+
+
+@asynccontextmanager
+async def _heartbeats(registry: Registry, worker_id: str, url: str) -> AsyncIterator[None]:
+    """In the registry while the block runs; leaves it at the end so that no gateway waits for a time-out."""
+
+    async def beat() -> None:
+        worker = WorkerInfo(worker_id, url, os.getpid(), socket.gethostname(), time.time())
+        await registry.heartbeat(worker)
+
+    async def forever() -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await beat()
+
+    await beat()
+    task = asyncio.create_task(forever(), name="heartbeat")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await registry.leave(worker_id)
+
+
+if __name__ == "__main__":
+    run_child(main)
