@@ -79,6 +79,8 @@ def _groups(name: str) -> Convert:
                 f"async.trigger_batch_size: {fewest} trajectories start a step, but train.global_batch_size lets it take "
                 f"only {most}; lower the first or raise the second"
             )
+        if name == "most" and most == fewest:
+            return None  # a step takes what starts it
         wanted = fewest if name == "fewest" else most
         return math.ceil(wanted / n_samples) if wanted else None
 
@@ -100,6 +102,7 @@ def _model(given: Given) -> Any:
 _DIMENSIONS = {"dp": "d", "tp": "t", "pp": "p", "cp": "c", "ep": "e"}
 _BACKEND_NAMES = ("train.engine", *(f"train.parallelism.{name}" for name in _DIMENSIONS), "async.train_workers")
 _BATCH_NAMES = ("async.trigger_batch_size", "train.global_batch_size", "gconfig.n_samples")
+_FRAMEWORK = ("agent.framework", "rollout.agent.framework")
 _POLICY = "model_routing.policy_model"
 
 ALIASES: tuple[Alias, ...] = (
@@ -113,7 +116,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias(("async.rollout_workers",), "rollout.workers", _same, "the same"),
     Alias(("async.queue_max_size",), "rollout.queue_size", _same, "the same"),
     Alias(("agent.framework",), "rollout.agent.framework", _same, "the same"),
-    Alias(("agent.framework",), "rollout.agent.mode", _online, "a framework comes over HTTP", default=True),
+    Alias(_FRAMEWORK, "rollout.agent.mode", _online, "a framework comes over HTTP", default=True),
     Alias(("agent.max_turns",), "rollout.agent.max_turns", _same, "the same"),
     Alias(("agent.reward_source",), "rollout.agent.reward_source", _same, "the same"),
     Alias(("logging.log_dir",), "stats_logger.log_dir", _same, "the same"),

@@ -18,9 +18,13 @@ class OptimizerConfig(Section):
     lr: float = Field(1e-6, gt=0)
     """AdamW's learning rate at the top of the schedule. 1e-6 for billions of parameters, 2e-5 for the bundled 135M."""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled decay per step, times lr; 0 to 0.1."""
     beta1: float = Field(0.9, ge=0, lt=1)
+    """Memory of the gradient's mean."""
     beta2: float = Field(0.95, ge=0, lt=1)
+    """Memory of the gradient's square; 0.95 forgets old policies sooner than the usual 0.999."""
     eps: float = Field(1e-8, gt=0)
+    """Added to the root of the square; 1e-6 or more if bfloat16 gradients blow up."""
     lr_scheduler_type: LrSchedule = "constant"
     """Shape after the warm-up, over total_train_steps."""
     warmup_steps: int = Field(0, ge=0)

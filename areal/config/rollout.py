@@ -105,6 +105,7 @@ class GenerationConfig(Section):
     temperature: float = Field(1.0, ge=0, le=2)
     """Where the client names none."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the most likely tokens that hold this much probability; 1 = all, and best for training."""
     top_k: int = Field(0, ge=0)
     """0 = off."""
     max_new_tokens: int | None = Field(None, ge=1)

@@ -24,6 +24,7 @@ class DatasetConfig(Section):
     path: str | None = None
     """JSONL of tasks for inline and subproc agents; online agents bring their own."""
     shuffle: bool = True
+    """A new order of the tasks in every pass, fixed by seed."""
 
 
 class SaverConfig(Section):
@@ -63,10 +64,15 @@ class WeightsConfig(Section):
 
 class RunConfig(Section):
     experiment_name: str = "areal"
+    """First folder below cluster.fileroot; runs that belong together share it."""
     trial_name: str = "trial"
+    """Second folder: one run. A run folder that exists is resumed, see recover.mode."""
     seed: int = 1
+    """Of task order and of every sampled token; the same seed on the same batches gives the same tokens."""
     total_train_epochs: int = Field(1, ge=1)
+    """Only a check that total_train_steps is at least this; agents over HTTP have no data set to pass over."""
     total_train_steps: int = Field(100, ge=1)
+    """Training steps until the run ends; also the length of the learning-rate schedule."""
     cluster: ClusterConfig = ClusterConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     actor: ActorConfig = ActorConfig()

@@ -8,12 +8,15 @@ One table, one line per key. A line goes away in the change that builds what it 
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from areal.base.errors import ConfigError
 from areal.config.backend_spec import parse_backend
+from areal.config.keys import keys_of
+from areal.config.rollout import AgentConfig
 from areal.config.run import RunConfig
 
 _PLACEHOLDERS = ("你的", "your-", "<your", "YOUR_")
@@ -26,6 +29,13 @@ class Refusal:
     path: str
     refuses: Callable[[Any], bool]
     reason: str
+
+
+_NO_CHANNEL = "the upstream channel for reward and judge models is not part of this version"
+
+
+def _given(value: Any) -> bool:
+    return value is not None
 
 
 def _engine(name: str) -> Callable[[Any], bool]:
@@ -49,12 +59,8 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal("rollout.backend", _engine("sglang"), "SGLang is not part of this version; use rollout.backend=native:d1"),
     Refusal("rollout.backend", _engine("vllm"), "vLLM is not part of this version; use rollout.backend=native:d1"),
-    Refusal(
-        "ref", lambda section: section is not None, "no algorithm here uses a reference model; take the section out"
-    ),
-    Refusal(
-        "critic", lambda section: section is not None, "training with a critic is not part of this version; take it out"
-    ),
+    Refusal("ref", _given, "no algorithm here uses a reference model; take the section out"),
+    Refusal("critic", _given, "training with a critic is not part of this version; take it out"),
     Refusal(
         "rollout.agent.mode",
         lambda t: t == "subproc",
@@ -66,23 +72,39 @@ REFUSALS: tuple[Refusal, ...] = (
         "rewards from a model are not part of this version; use client and call /rl/set_reward",
     ),
     Refusal(
+        "rollout.agent.internal_token",
+        bool,
+        "sessions that open by themselves for an agent configured once are not part of this version; take it out and let "
+        "the agent call /rl/start_session",
+    ),
+    Refusal(
+        "rollout.agent.max_turns",
+        lambda turns: turns != AgentConfig().max_turns,
+        "only sessions that open by themselves have a last turn, and they are not part of this version; take it out",
+    ),
+    Refusal("api_gateway", _given, f"{_NO_CHANNEL}; take the section (or agent.gateway_config) out"),
+    Refusal("model_routing.reward_model", _given, f"{_NO_CHANNEL}; take the route out"),
+    Refusal("model_routing.judge_model", _given, f"{_NO_CHANNEL}; take the route out"),
+    Refusal("model_routing.policy_model.upstream", bool, f"{_NO_CHANNEL}; set it to false"),
+    Refusal("model_routing.policy_model.timeout", _given, f"{_NO_CHANNEL}; take it out"),
+    Refusal(
         "train_dataset.max_batch_size",
-        lambda size: size is not None,
-        "a step takes exactly train_dataset.batch_size groups in this version; set it to null, or set train.global_batch_size "
-        "and async.trigger_batch_size to the same number",
+        _given,
+        "a step takes exactly train_dataset.batch_size groups in this version; set it to null, or set "
+        "train.global_batch_size and async.trigger_batch_size to the same number",
     ),
 )
 
 
 def reasons(config: RunConfig) -> list[str]:
-    """One line per thing that cannot start, in the order of the table; placeholders last."""
+    """One line per thing that cannot start, in the order of the table; then what contradicts itself, then placeholders."""
     found = []
     for refusal in REFUSALS:
         value = _at(config, refusal.path)
-        if refusal.refuses(value):
-            shown = f"={value}" if isinstance(value, str | int) else ""
+        if value is not None and refusal.refuses(value):
+            shown = f"={value}" if isinstance(value, str | int) and not keys_of(RunConfig)[refusal.path].secret else ""
             found.append(f"{refusal.path}{shown}: {refusal.reason}")
-    return found + _placeholders(config)
+    return found + _contradictions(config) + _placeholders(config)
 
 
 def refuse_unsupported(config: RunConfig) -> None:
@@ -90,6 +112,29 @@ def refuse_unsupported(config: RunConfig) -> None:
     found = reasons(config)
     if found:
         raise ConfigError("\n".join(found))
+
+
+def _contradictions(config: RunConfig) -> list[str]:
+    agent, found = config.rollout.agent, []
+    host = agent.gateway_host
+    if agent.admin_api_key == AgentConfig().admin_api_key and host is not None and not _loopback(host):
+        found.append(
+            f"rollout.agent.gateway_host={host}: the default admin key works on loopback only, because everybody knows it; "
+            "set rollout.agent.admin_api_key to a secret of your own"
+        )
+    if config.total_train_steps < config.total_train_epochs:
+        found.append(
+            f"total_train_steps={config.total_train_steps}: is less than total_train_epochs={config.total_train_epochs}; "
+            "an epoch has at least one step"
+        )
+    return found
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _placeholders(config: RunConfig) -> list[str]:
@@ -114,6 +159,7 @@ def _placeholders(config: RunConfig) -> list[str]:
 
 
 def _at(config: Any, path: str) -> Any:
+    """The value at a path; None also where a section above it is absent."""
     for name in path.split("."):
-        config = getattr(config, name)
+        config = getattr(config, name, None)
     return config

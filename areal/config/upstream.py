@@ -20,8 +20,11 @@ class ApiGatewayConfig(Section):
 
 class ModelRoute(Section):
     model_id: str
+    """The name the model has there; for policy_model a folder, hub id or bundled name."""
     temperature: float = Field(1.0, ge=0, le=2)
+    """Where a call names none; 0 for judges."""
     max_tokens: int | None = Field(None, ge=1)
+    """Output limit where a call names none; null = the model's own."""
     timeout: float | None = Field(None, gt=0)
     """Seconds for one attempt of this route; null = api_gateway.timeout."""
     upstream: bool = False

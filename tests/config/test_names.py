@@ -94,6 +94,7 @@ def test_the_router_file_alone_is_a_configuration(in_fixtures: Path) -> None:
         (["gconfig.temperature=1"], "gconfig.temperature", 1.0),
         (["model_routing.policy_model.upstream=true"], "actor.path", ""),
         (["agent.framework=null"], "rollout.agent.mode", "inline"),
+        (["train.global_batch_size=32"], "train_dataset.max_batch_size", None),
         (["rollout.agent.mode=subproc"], "rollout.agent.mode", "subproc"),
     ],
 )
@@ -177,6 +178,21 @@ def test_what_is_not_built_is_refused_with_every_reason_and_placeholders_too(in_
     with pytest.raises(ConfigError, match="placeholder"):
         refuse_unsupported(resolve(None, ["rollout.agent.internal_token=sk-你的key"]).config)
     assert reasons(RunConfig()) == []
+
+
+def test_t109_the_default_admin_key_is_refused_beyond_loopback() -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.1", "node-7"):
+        [reason] = reasons(resolve(None, [f"rollout.agent.gateway_host={host}"]).config)
+        assert "default admin key works on loopback only" in reason
+        own = resolve(None, [f"rollout.agent.gateway_host={host}", "rollout.agent.admin_api_key=my-own-0123456789"])
+        assert reasons(own.config) == []
+    for host in ("127.0.0.1", "localhost", "::1", "[::1]"):
+        assert reasons(resolve(None, [f"rollout.agent.gateway_host={host}"]).config) == []
+
+
+def test_the_epochs_of_the_first_text_need_as_many_steps() -> None:
+    assert reasons(resolve(None, ["total_train_epochs=10", "total_train_steps=100"]).config) == []
+    assert "an epoch has at least one step" in reasons(resolve(None, ["total_train_epochs=101"]).config)[0]
 
 
 def test_t108_the_shown_tree_masks_every_secret(in_fixtures: Path) -> None:
