@@ -1,0 +1,36 @@
+"""A template that raises on an unusual order of roles: the request is at fault, not the server (T005)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from areal.chat import ChatTemplate, JinjaRenderer
+from areal.inference.scripted.script import read_script
+
+STRICT = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+async def test_t005_a_template_that_refuses_is_400_with_its_reason_and_the_session_lives_on(
+    make_service: Any, tmp_path: Path
+) -> None:
+    line = {"pieces": ["ok", "<|im_end|>"]}
+    script = tmp_path / "vocabulary.jsonl"
+    script.write_text(json.dumps(line))
+    renderer = JinjaRenderer(read_script(script).vocabulary, ChatTemplate(STRICT, origin="test"))
+    service = await make_service([line], parts={"renderer": renderer})
+    key = await service.start()
+    body = {"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": "y"}]}
+    status, answer, headers = await service.post("/v1/chat/completions", body, key)
+    assert status == 400
+    assert "must alternate" in answer["error"]["message"]
+    assert (answer["error"]["param"], headers["x-should-retry"]) == ("messages", "false")
+    assert await service.recorded(key) == ()
+    await service.chat(key, "x")
+    await service.chat(key, "x", "ok", "y")
+    assert [one.token_parent is None for one in await service.recorded(key)] == [True, False]
