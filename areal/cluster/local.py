@@ -125,12 +125,15 @@ class LocalProcess:
 
 
 class LocalScheduler:
-    """Implements scheduler.Scheduler. `run_token` is what the run's processes authenticate each other with."""
+    """Implements scheduler.Scheduler. `run_token` is what the run's processes authenticate each other with.
 
-    def __init__(self, run_dir: Path, log_dir: Path | None = None) -> None:
+    grace_s: how long a process may drain when the block is left, before it is killed."""
+
+    def __init__(self, run_dir: Path, log_dir: Path | None = None, grace_s: float = STOP_GRACE_S) -> None:
         self.run_dir = run_dir.absolute()
         self.run_token = secrets.token_urlsafe(32)
         self._log_dir = (log_dir or self.run_dir / "logs").absolute()
+        self._grace_s = grace_s
         self._lock = RunLock(self.run_dir)
         self._processes: dict[str, LocalProcess] = {}
         self._deaths: asyncio.Queue[LocalProcess] = asyncio.Queue()
@@ -146,7 +149,9 @@ class LocalScheduler:
 
     async def __aexit__(self, *exc: object) -> None:
         try:
-            await asyncio.gather(*(process.stop() for process in self._processes.values() if process.alive))
+            await asyncio.gather(
+                *(process.stop(self._grace_s) for process in self._processes.values() if process.alive)
+            )
         finally:
             for name in self._processes:
                 self._forget_files(name)
