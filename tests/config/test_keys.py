@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from areal.config.document import document
 from areal.config.keys import keys_of, paths_of
 from areal.config.run import RunConfig
 
@@ -27,3 +28,8 @@ def test_no_key_is_a_section_too() -> None:
     assert not {
         path for path in keys_of(RunConfig) if any(other.startswith(f"{path}.") for other in paths_of(RunConfig))
     }
+
+
+def test_the_page_of_all_keys_is_up_to_date() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "config.md"
+    assert page.read_text() == document(), "run: python -m areal.config.document > docs/config.md"
