@@ -79,7 +79,7 @@ class View:
 
     async def sessions(self, limit: int, running: bool | None) -> dict[str, Any]:
         found = await self._store.reading.recent(limit, running=running)
-        return {"sessions": [_summary(one) for one in found]}
+        return {"run": self._facts.name, "sessions": [_summary(one) for one in found]}
 
     async def session(self, session_id: str) -> dict[str, Any]:
         summary = await self._store.reading.session(session_id)
@@ -89,6 +89,7 @@ class View:
         credits = export.discounted_rewards(interactions, self._facts.turn_discount)
         by_id = {one.id: one for one in interactions}
         return {
+            "run": self._facts.name,
             "session": _summary(summary) | {"tags": dict(summary.session.tags), "group": summary.session.group_id},
             "turn_discount": self._facts.turn_discount,
             "interactions": [

@@ -1,10 +1,19 @@
-"""A run folder as a run leaves it: store, metrics, config, a model folder with a small byte-level tokenizer."""
+"""The page's server on a run folder as a run leaves it: store, metrics, config, a model folder with a small byte-level tokenizer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +27,7 @@ from areal.store import open_store, store_url
 from areal.store.base import Store
 
 LAG = declare("train/lag_mean", "mean", "steps that a trained token's weights were behind the trained ones")
+ODD = "<b>&'\"/../☃"  # a task id as a client may send it
 VOCABULARY = ["<s>", "4", "Ġis", "Ġthe", "Ġsum", "Ċ", "âĺ", "<script>", "."]
 
 
@@ -62,7 +72,7 @@ async def fill(store: Store) -> None:
     await store.training.account("sum-0", 18, {})
     await store.training.account("sum-1", 9, {"superseded": 9})
     await store.training.advance(Version(6, 6, "life"), [trained.id, masked.id])
-    live = await store.sessions.begin(SessionRequest("<b>&'\"/../☃", "k9", "w0"))
+    live = await store.sessions.begin(SessionRequest(ODD, "k9", "w0"))
     await store.sessions.add(interaction(live.id, 0, "still here?"))
 
 
@@ -89,3 +99,45 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     asyncio.run(make())
     return run
+
+
+@dataclass
+class Site:
+    odd = ODD
+    url: str
+    token: str
+
+    def ask(
+        self, path: str, *, host: str | None = None, token: str | None = "", method: str = "GET"
+    ) -> tuple[int, Any, Any]:
+        """(status, headers, body); token "" means the right one, as a header."""
+        request = urllib.request.Request(self.url + path, method=method)
+        if host is not None:
+            request.add_header("Host", host)
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token or self.token}")
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status, answer.headers, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers, error.read()
+
+    def get(self, path: str, **query: object) -> Any:
+        status, _, body = self.ask(f"{path}?{urllib.parse.urlencode(query)}")
+        assert status == 200, body
+        return json.loads(body)
+
+
+@pytest.fixture(scope="session")
+def site(run_folder: Path) -> Iterator[Site]:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "areal.dashboard", "--run", str(run_folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    found = re.fullmatch(r"dashboard: (http://127\.0\.0\.1:\d+)/\?token=(\S{20,})\n", server.stdout.readline())
+    assert found is not None
+    yield Site(found[1], found[2])
+    server.terminate()
+    assert server.wait(20) == 0
+    server.stdout.close()

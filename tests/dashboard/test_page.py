@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,48 +15,7 @@ PAGE = Path(__file__).parents[2] / "areal" / "dashboard" / "page"
 ODD = "<b>&'\"/../☃"
 
 
-@dataclass
-class Site:
-    url: str
-    token: str
-
-    def ask(
-        self, path: str, *, host: str | None = None, token: str | None = "", method: str = "GET"
-    ) -> tuple[int, Any, Any]:
-        """(status, headers, body); token "" means the right one, as a header."""
-        request = urllib.request.Request(self.url + path, method=method)
-        if host is not None:
-            request.add_header("Host", host)
-        if token is not None:
-            request.add_header("Authorization", f"Bearer {token or self.token}")
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return answer.status, answer.headers, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.headers, error.read()
-
-    def get(self, path: str, **query: object) -> Any:
-        status, _, body = self.ask(f"{path}?{urllib.parse.urlencode(query)}")
-        assert status == 200, body
-        return json.loads(body)
-
-
-@pytest.fixture(scope="module")
-def site(run_folder: Path) -> Iterator[Site]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "areal.dashboard", "--run", str(run_folder)], stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout is not None
-    found = re.fullmatch(r"dashboard: (http://127\.0\.0\.1:\d+)/\?token=(\S{20,})\n", server.stdout.readline())
-    assert found is not None
-    yield Site(found[1], found[2])
-    server.terminate()
-    assert server.wait(20) == 0
-    server.stdout.close()
-
-
-def test_the_overview_shows_the_store_and_the_metrics(site: Site) -> None:
+def test_the_overview_shows_the_store_and_the_metrics(site: Any) -> None:
     now = site.get("/api/overview")
     assert now["version"] == {"label": 6, "step": 6}
     assert now["groups"] == {"running": 1, "accepted": 0, "consumed": 2}
@@ -79,7 +32,7 @@ def test_the_overview_shows_the_store_and_the_metrics(site: Site) -> None:
     assert now["run"].endswith("/trial")
 
 
-def test_sessions_are_listed_newest_first(site: Site) -> None:
+def test_sessions_are_listed_newest_first(site: Any) -> None:
     listed = site.get("/api/sessions")["sessions"]
     assert [one["id"] for one in listed] == [ODD, "sum-3", "sum-2", "sum-1", "sum-0"]
     assert [one["fate"] for one in listed][:3] == ["running", "dropped (reward_failed)", "dropped (expired)"]
@@ -87,7 +40,7 @@ def test_sessions_are_listed_newest_first(site: Site) -> None:
     assert len(site.get("/api/sessions", state="ended", limit=2)["sessions"]) == 2
 
 
-def test_a_session_shows_its_tokens_as_training_sees_them(site: Site) -> None:
+def test_a_session_shows_its_tokens_as_training_sees_them(site: Any) -> None:
     shown = site.get("/api/session", id="sum-1")
     first, second = shown["interactions"]
     assert first["texts"] == ["<s>", "4", " is", " the", " sum", "\n", "⟨e2 98⟩", "<script>", "."]
@@ -102,7 +55,7 @@ def test_a_session_shows_its_tokens_as_training_sees_them(site: Site) -> None:
     assert site.get("/api/session", id=ODD)["session"]["id"] == ODD  # an id is data
 
 
-def test_nothing_is_told_without_the_token(site: Site) -> None:
+def test_nothing_is_told_without_the_token(site: Any) -> None:
     for path in ("/", "/api/overview", "/api/sessions", "/api/session?id=sum-0"):
         for token in (None, "wrong"):
             status, _, body = site.ask(path, token=token)
@@ -116,7 +69,7 @@ def test_nothing_is_told_without_the_token(site: Site) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:80", "localhost@evil.example", ""]
 )
-def test_a_foreign_host_name_is_refused(site: Site, host: str) -> None:
+def test_a_foreign_host_name_is_refused(site: Any, host: str) -> None:
     for path in ("/api/overview", f"/?token={site.token}", "/page/app.js"):
         status, _, body = site.ask(path, host=host)
         assert status in (400, 403)
@@ -124,11 +77,11 @@ def test_a_foreign_host_name_is_refused(site: Site, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8123", "[::1]:8123", "127.0.0.1"])
-def test_a_forwarded_port_works(site: Site, host: str) -> None:
+def test_a_forwarded_port_works(site: Any, host: str) -> None:
     assert site.ask("/api/overview", host=host)[0] == 200
 
 
-def test_the_page_only_reads_and_has_no_other_files(site: Site) -> None:
+def test_the_page_only_reads_and_has_no_other_files(site: Any) -> None:
     assert {site.ask("/api/overview", method=method)[0] for method in ("POST", "PUT", "DELETE")} == {405}
     for name in ("..%2fserver.py", "%2e%2e/server.py", "server.py", "index.html"):
         status, _, body = site.ask(f"/page/{name}")
@@ -140,7 +93,7 @@ def test_the_page_only_reads_and_has_no_other_files(site: Site) -> None:
         assert json.loads(body)["error"]["message"]
 
 
-def test_every_answer_forbids_foreign_content(site: Site) -> None:
+def test_every_answer_forbids_foreign_content(site: Any) -> None:
     for path in (f"/?token={site.token}", "/page/app.js", "/page/style.css", "/api/overview"):
         status, headers, _ = site.ask(path)
         assert status == 200
@@ -164,30 +117,3 @@ def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path: Path) -> Non
     assert "has no store.sqlite" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def browse(url: str, tmp_path: Path) -> str:
-    """The page's text after its scripts have run, in a real browser."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium here; install it (apt-get install chromium) to see the page drawn")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--virtual-time-budget=4000"]
-    done = subprocess.run([chromium, *flags, "--dump-dom", url], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.heavy
-def test_a_browser_draws_overview_list_and_session(site: Site, tmp_path: Path) -> None:
-    start = f"{site.url}/?token={site.token}"
-    overview = browse(start, tmp_path)
-    for seen in ("81 recorded", "reward of the batch", "&lt;b&gt;&amp;", "reward_failed", 'class="curve"'):
-        assert seen in overview
-    assert "sum-3" in browse(f"{start}#/sessions/ended", tmp_path)
-    session = browse(f"{start}#/session/{urllib.parse.quote('sum-1', safe='')}", tmp_path)
-    for seen in ("superseded", "swap", "token trained p4", "token masked", "&lt;script&gt;", "&lt;img src=x"):
-        assert seen in session
-    assert "<img" not in session
-    assert ODD.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in browse(
-        f"{start}#/session/{urllib.parse.quote(ODD, safe='')}", tmp_path
-    )

@@ -1,6 +1,6 @@
 // Routes, polling and the overview. Reads only; the token of the URL travels as a header.
 
-import { element, lineChart, short, stackedBar } from "/page/charts.js";
+import { element, lineChart, many, short, stackedBar } from "/page/charts.js";
 import { sessionPage } from "/page/tokens.js";
 
 const PERIOD_MS = 2000;
@@ -13,6 +13,8 @@ async function ask(path) {
   const answer = await fetch(path, { headers: { authorization: `Bearer ${token}` } });
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.error?.message ?? `status ${answer.status}`);
+  document.getElementById("run").textContent = body.run;
+  document.title = `areal · ${body.run}`;
   return body;
 }
 
@@ -35,13 +37,11 @@ function latest(curves, name) {
 async function overview() {
   const now = await ask("/api/overview");
   const recent = await ask("/api/sessions?limit=12");
-  document.getElementById("run").textContent = now.run;
-  document.title = `areal · ${now.run}`;
   const lag = latest(now.curves, "train/lag_max");
   return [
     element("section", { class: "cards" },
       card("step", now.version ? String(now.version.step) : "–", now.version ? `version ${now.version.label}` : "no weights published yet"),
-      card("sessions running", short(now.running_sessions), `${now.groups.running} groups`),
+      card("sessions running", short(now.running_sessions), many(now.groups.running, "group")),
       card("queue", `${now.groups.accepted} / ${now.queue_limit}`, "groups waiting to be trained"),
       card("free slots", `${now.slots.free} / ${now.slots.all}`, now.accepting ? "taking sessions" : "not taking sessions"),
       card("groups trained", short(now.groups.consumed), lag === null ? `lag at most ${now.max_lag ?? "–"}` : `largest lag ${short(lag)}`),
@@ -63,7 +63,7 @@ async function overview() {
 
 function workers(now) {
   return element("div", {}, element("h3", {}, "Workers"), now.workers.length
-    ? element("table", {}, ...now.workers.map((one) => element("tr", {}, element("td", {}, one.id), element("td", { class: "number" }, `${one.running} sessions`),
+    ? element("table", {}, ...now.workers.map((one) => element("tr", {}, element("td", {}, one.id), element("td", { class: "number" }, many(one.running, "session")),
       element("td", { class: "number quiet" }, `${Math.max(0, now.time - one.heartbeat_at).toFixed(0)} s ago`))))
     : element("p", { class: "quiet" }, "none alive"));
 }

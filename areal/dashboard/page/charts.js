@@ -21,6 +21,11 @@ function shape(name, attributes, ...children) {
   return made;
 }
 
+/** "1 group", "2 groups". */
+export function many(count, noun) {
+  return `${short(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** Short and stable in width: 0.031, 1.2, 340, 12.4k, 3.1M. */
 export function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -33,10 +38,10 @@ export function short(value) {
   return size < 1e-3 && size > 0 ? value.toExponential(1) : value.toFixed(3);
 }
 
-/** A round step of 1, 2 or 5 times a power of ten that gives about `count` lines over `span`. */
+/** A round step that gives about `count` lines over `span`. */
 function tickStep(span, count) {
   const rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
+  return [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
 }
 
 function ticks(low, high, count) {
@@ -61,7 +66,7 @@ export function lineChart(curve) {
   const y = (value) => TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
 
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${curve.title}: ${short(last)}` });
-  for (const at of ticks(low, high, 3)) {
+  for (const at of ticks(low, high, 4)) {
     svg.append(shape("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(at), y2: y(at) }));
     svg.append(shape("text", { class: "tick", x: LEFT - 5, y: y(at) + 3, "text-anchor": "end" }, short(at)));
   }

@@ -113,5 +113,5 @@ function details(one, at) {
     ["kept mass", short(one.kept_mass[at])],
     ["position", `${one.prompt_tokens + at} (output ${at})`],
     ["use", why],
-  ].map(([name, value]) => element("div", {}, element("b", {}, name), String(value)));
+  ].map(([name, value]) => element("div", {}, element("b", {}, name), ` ${value}`));
 }
