@@ -38,7 +38,7 @@ def resolve(path_or_name: str | Path, cache_dir: Path | None = None, progress: P
     """
     text = str(path_or_name)
     folder = Path(text).expanduser()
-    if text.strip() and "\0" not in text and folder.is_dir():
+    if text.strip() and os.path.isdir(folder):  # False, not an error, for what cannot be a path
         check_folder(folder)
         return folder.resolve()
     if text in BUNDLED:
