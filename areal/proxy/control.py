@@ -83,9 +83,9 @@ class ControlRoutes:
         return _json({"message": "success", "session_id": session.id, "interaction_count": session.interaction_count})
 
     async def _look(self, request: Request) -> Response:
-        live = await self._sessions.of_or_closing(self._session_key(request))
-        interactions = await self._store.sessions.interactions(live.id)
-        return _json(records.summary(live.session, interactions, live.in_flight))
+        session, in_flight = await self._sessions.look(self._session_key(request))
+        interactions = await self._store.sessions.interactions(session.id)
+        return _json(records.summary(session, interactions, in_flight))
 
     async def _export(self, request: Request) -> Response:
         self._require_admin(request, "export_trajectories")
@@ -130,7 +130,7 @@ def start_request(body: Mapping[str, Any]) -> StartRequest:
     request_id, api_key = body.get("request_id"), body.get("api_key")
     return StartRequest(
         task_id=_name(body.get("task_id"), "task_id"),
-        api_key=None if api_key is None else fields.as_text(api_key, "api_key").strip(),
+        api_key=None if api_key is None else fields.as_text(api_key, "api_key").strip() or None,
         purpose=purpose,
         tags={_name(name, "tags"): _name(value, f"tags.{name[:40]}") for name, value in tags.items()},
         request_id=None if request_id is None else _name(request_id, "request_id"),

@@ -26,6 +26,7 @@ class Conversation:
 
     def __init__(self, interactions: Iterable[Interaction] = ()) -> None:
         self._by_id: dict[str, Interaction] = {}
+        self._messages: dict[Message, Message] = {}  # every turn brings the whole history again: keep each text once
         self._ends: dict[bytes, list[str]] = {}
         self._bodies: dict[bytes, list[str]] = {}
         self._openings: dict[bytes, set[bytes]] = {}  # first messages seen, each with its tools
@@ -49,6 +50,9 @@ class Conversation:
 
     def add(self, interaction: Interaction) -> None:
         """Remember a stored interaction."""
+        messages = tuple(self._messages.setdefault(one, one) for one in interaction.messages)
+        reply = self._messages.setdefault(interaction.reply, interaction.reply)
+        interaction = replace(interaction, messages=messages, reply=reply)
         self._by_id[interaction.id] = interaction
         self._next_index = max(self._next_index, interaction.index + 1)
         if self.first_model is None:

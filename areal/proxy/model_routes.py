@@ -148,7 +148,9 @@ class _Running:
             assert task is not None
             async with sessions.calling(key, task) as live:
                 self._live = live
-                put(Done(await recorder.answer(live, self.call, dialect.id_prefix, put)))
+                answer = await recorder.answer(live, self.call, dialect.id_prefix, put)
+                _log.debug("request %s is interaction %s of %s", self._task.get_name(), answer.id, live.id)
+                put(Done(answer))
         except ArealError as error:
             put(Failed(error))
         except asyncio.CancelledError:

@@ -1,6 +1,6 @@
 """What a call's prompt will be: the recorded ids of the conversation it continues, or a new branch and why.
 
-    plan = make_plan(renderer, live.conversation, call, max_context, side_request=False)
+    plan = make_plan(renderer, conversation.continued_by(call), call, max_context, new_branch="history_changed")
     plan.prompt.ids, plan.prompt.parent, plan.credit_parent, plan.branch_reason
 
 Two parents (settled 5): token_parent (prompt.parent) is the interaction whose ids the prompt extends, credit_parent the one
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from areal.base.errors import ContextOverflow
 from areal.base.types import Interaction, ModelCall
 from areal.chat.base import Mismatch, RenderedPrompt, Renderer
-from areal.proxy.conversation import Conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +25,25 @@ class Plan:
     credit_parent: str | None
     branch_reason: str
     reused_tokens: int
-    side_request: bool
 
 
 def make_plan(
-    renderer: Renderer, conversation: Conversation, call: ModelCall, max_context: int, *, side_request: bool
+    renderer: Renderer, candidates: list[Interaction], call: ModelCall, max_context: int, *, new_branch: str
 ) -> Plan:
-    """Find the recorded conversation and render. Raises ContextOverflow, and BadRequest with the template's reason."""
-    candidates = conversation.continued_by(call)
-    prompt, reason = _extended(renderer, candidates, call)
-    if prompt is None:
-        prompt = renderer.render(call.messages, call.tools, call.template_kwargs)
-        reason = reason or conversation.branch_reason(call)
-    if len(prompt.ids) >= max_context:
-        raise ContextOverflow(len(prompt.ids), max_context)
-    parent = next((one for one in candidates if one.id == prompt.parent), candidates[0] if candidates else None)
-    reused = 0
-    if parent is not None and prompt.parent == parent.id:
-        reused = len(parent.prompt_ids) + len(parent.completion.token_ids)
-    return Plan(prompt, parent.id if parent else None, reason, reused, side_request)
-
-
-def _extended(renderer: Renderer, candidates: list[Interaction], call: ModelCall) -> tuple[RenderedPrompt | None, str]:
-    """The first candidate that can be continued token by token; else the first one's reason why not."""
-    reason = ""
+    """Render the call. candidates: what it may continue, best first (Conversation.continued_by); new_branch: the reason
+    to store where there is none. Raises ContextOverflow, and BadRequest with the template's reason. Thread-safe."""
+    prompt, parent, reason = None, None, ""
     for recorded in candidates:
         found = renderer.extend(recorded, call.messages, call.tools, call.template_kwargs)
         if not isinstance(found, Mismatch):
-            return found, ""
+            prompt, parent, reason = found, recorded, ""
+            break
         reason = reason or found.reason
-    return None, reason
+    if prompt is None:
+        prompt = renderer.render(call.messages, call.tools, call.template_kwargs)
+        reason = reason or new_branch
+    if len(prompt.ids) >= max_context:
+        raise ContextOverflow(len(prompt.ids), max_context)
+    reused = 0 if parent is None else len(parent.prompt_ids) + len(parent.completion.token_ids)
+    credit = parent or (candidates[0] if candidates else None)
+    return Plan(prompt, None if credit is None else credit.id, reason, reused)

@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from areal.base.errors import ArealError, BackendError, NotFound
@@ -47,6 +48,7 @@ from areal.store.base import Store
 _log = logging.getLogger("areal.proxy")
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
+LONG_PROMPT = 16_384  # characters; from here on rendering leaves the event loop to the other streams
 UPSTREAM_NAMES = ("reward_model", "judge_model")
 
 Emit = Callable[[Event], None]
@@ -68,6 +70,7 @@ class _Call:
     plan: Plan
     sampling: SamplingParams
     first_index: int
+    side_request: bool
     emit: Emit
     started_at: float = field(default_factory=time.time)
     started: bool = False
@@ -113,7 +116,8 @@ class Recorder:
         """Sample and store all choices of a call. Emits Started, Pieces and ChoiceEnded; returns what they add up to."""
         self._refuse_reward_models(call.model)
         side_request = self._is_side_request(live, call)
-        plan = make_plan(self._renderer, live.conversation, call, self._max_context, side_request=side_request)
+        first_index = live.conversation.reserve(call.n)
+        plan = await self._plan(live, call)
         for lost in live.conversation.superseded_by(call):
             await self._store.sessions.tag(lost.id, "superseded")
             live.conversation.retag(lost.id, "superseded")
@@ -125,7 +129,8 @@ class Recorder:
             call=call,
             plan=plan,
             sampling=self._complete(call.sampling, len(plan.prompt.ids), live.session.purpose),
-            first_index=live.conversation.reserve(call.n),
+            first_index=first_index,
+            side_request=side_request,
             emit=emit,
         )
         try:
@@ -133,6 +138,13 @@ class Recorder:
         except BaseException:  # the client gets no answer: choices that were finished were not delivered
             live.conversation.undelivered(live.conversation.choices(running.id))
             raise
+
+    async def _plan(self, live: LiveSession, call: ModelCall) -> Plan:
+        candidates, reason = live.conversation.continued_by(call), live.conversation.branch_reason(call)
+        work = partial(make_plan, self._renderer, candidates, call, self._max_context, new_branch=reason)
+        if sum(len(message.content) for message in call.messages) < LONG_PROMPT:
+            return work()
+        return await asyncio.to_thread(work)
 
     async def _choices(self, running: _Call) -> tuple[Choice, ...]:
         """All choices at once; the first failure ends the others."""
@@ -197,7 +209,7 @@ class Recorder:
             token_parent=plan.prompt.parent,
             credit_parent=plan.credit_parent,
             branch_reason=plan.branch_reason,
-            tags=(*tags, *(("side_request",) if plan.side_request else ())),
+            tags=(*tags, *(("side_request",) if running.side_request else ())),
             started_at=running.started_at,
             finished_at=time.time(),
         )

@@ -32,6 +32,7 @@ from areal.web.auth import SessionKey, SessionKeys
 
 _log = logging.getLogger("areal.proxy")
 
+NEVER_STARTED = "no session was ever started with this key; start one with POST /rl/start_session"
 ENDED_BECAUSE: Mapping[Ending, str] = {
     "ended": "the session has ended",
     "refreshed": "the session was ended by a refresh",
@@ -153,7 +154,7 @@ class Sessions:
             await refresh.wait()
         row = await self._store.sessions.live(key.hash)
         if row is None:
-            raise InvalidKey("no session was ever started with this key; start one with POST /rl/start_session")
+            raise InvalidKey(NEVER_STARTED)
         if row.ending is not None:
             return row
         live = await self.of_or_closing(key)
@@ -167,6 +168,14 @@ class Sessions:
     async def of_or_closing(self, key: SessionKey) -> LiveSession:
         """Like `of`, also for a session whose admission has closed."""
         return self._live.get(key.hash) or await self.of(key)
+
+    async def look(self, key: SessionKey) -> tuple[Session, int]:
+        """The running session under a key, else the newest ended one, and its calls in flight. Raises InvalidKey."""
+        row = await self._store.sessions.live(key.hash)
+        if row is None:
+            raise InvalidKey(NEVER_STARTED)
+        live = self._live.get(key.hash)
+        return row, live.in_flight if live is not None and live.id == row.id else 0
 
     async def drain(self) -> None:
         """Start no more sessions; wait until no model call is in flight. The caller bounds the time."""
@@ -185,7 +194,7 @@ class Sessions:
         row = await self._store.sessions.live(key_hash)
         cached = self._live.get(key_hash)
         if row is None:
-            raise InvalidKey("no session was ever started with this key; start one with POST /rl/start_session")
+            raise InvalidKey(NEVER_STARTED)
         if row.ending is not None:
             self._forget(key_hash)
             raise InvalidKey(f"{ENDED_BECAUSE[row.ending]} ({row.id}); start it again with POST /rl/start_session")
