@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -177,10 +177,13 @@ class Sessions:
         live = self._live.get(key.hash)
         return row, live.in_flight if live is not None and live.id == row.id else 0
 
-    async def drain(self) -> None:
-        """Start no more sessions; wait until no model call is in flight. The caller bounds the time."""
+    async def drain(self, bound_s: float = 20.0) -> None:
+        """Start no more sessions; wait until no model call is in flight, at most bound_s. The sessions live on in the
+        store, and another process takes them over."""
         self._draining = True
-        await asyncio.gather(*(live.idle() for live in list(self._live.values())))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(bound_s):
+                await asyncio.gather(*(live.idle() for live in list(self._live.values())))
 
     def counts(self) -> dict[str, int]:
         """Sessions that this process serves, and model calls in flight."""
