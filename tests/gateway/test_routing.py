@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 
 import orjson
 import pytest
 
 from areal.base.errors import StoreError
-from areal.base.types import SessionRequest, WorkerInfo
+from areal.base.types import SessionRequest
 from areal.gateway.paths import find_route
 from areal.gateway.routing import Directory
 from areal.web.auth import SessionKeys, key_hash
@@ -258,29 +257,23 @@ async def test_pages_and_names_of_other_sites_are_refused_on_loopback(place, htt
                 assert response.status == status, headers
 
 
-class _Registry:
-    """A registry on a failing disk."""
+async def test_the_last_reading_serves_while_the_store_cannot_be_read(run, http):
+    await run.add_worker("w0")
+    files = sorted(run.folder.glob("store.sqlite*"))
+    whole = [file.read_bytes() for file in files]
 
-    def __init__(self) -> None:
-        self.fails = False
+    def fill(contents: list[bytes]) -> None:
+        for file, content in zip(files, contents, strict=True):
+            with file.open("r+b") as opened:
+                opened.write(content)
 
-    async def heartbeat(self, worker: WorkerInfo) -> None: ...
-
-    async def leave(self, worker_id: str) -> None: ...
-
-    async def workers(self, alive_within_s: float = 10.0) -> tuple[WorkerInfo, ...]:
-        if self.fails:
-            raise StoreError("disk I/O error; free some space")
-        return (WorkerInfo("w0", "http://127.0.0.1:1", 1, "host", time.time()),)
-
-
-async def test_the_last_reading_serves_while_the_store_cannot_be_read():
-    registry = _Registry()
-    directory = Directory(registry, reading_age_s=0.0)
-    registry.fails = True
-    with pytest.raises(StoreError):
-        await directory.live()
-    registry.fails = False
-    await directory.live()
-    registry.fails = True
-    assert (await directory.find("w0")).url == "http://127.0.0.1:1"
+    fresh, used = (Directory(run.store.registry, reading_age_s=0.0) for _ in range(2))
+    await used.live()
+    fill([b"\xff" * len(content) for content in whole])
+    try:
+        assert (await used.find("w0")).url == run.workers["w0"].url
+        with pytest.raises(StoreError):
+            await fresh.live()
+    finally:
+        fill(whole)
+    assert (await fresh.find("w0")).url == run.workers["w0"].url

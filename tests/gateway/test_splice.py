@@ -58,7 +58,8 @@ async def test_hop_by_hop_headers_stay_on_their_hop(place, http):
     async def answer(call):
         await call.reply(
             json.dumps(call.headers).encode(),
-            headers="connection: keep-alive, x-secret-hop\r\nx-secret-hop: 1\r\nkeep-alive: timeout=5\r\nx-kept: yes\r\n",
+            headers="connection: keep-alive, x-secret-hop\r\nx-secret-hop: 1\r\nkeep-alive: timeout=5\r\nx-kept: yes\r\n"
+            "date: Sun, 29 Nov 2026 18:33:42 GMT\r\n",
         )
 
     place.workers["w0"].answer = answer
@@ -67,6 +68,7 @@ async def test_hop_by_hop_headers_stay_on_their_hop(place, http):
         assert "x-secret-hop" not in response.headers
         assert "keep-alive" not in response.headers
         assert response.headers["x-kept"] == "yes"
+        assert len(response.headers.getall("date")) == 1
         got = await response.json()
     assert got["x-mine"] == "2"
     assert not {"te", "x-private", "x-areal-worker"} & set(got)
