@@ -146,6 +146,25 @@ async def test_leaving_a_stream_early_frees_what_it_held(server: Server) -> None
     await backend.close()
 
 
+async def test_some_streams_of_a_batch_leave_and_the_others_stay_exact(server: Server) -> None:
+    backend = connect("native", server.url, TOKEN)
+    alone = joined(await collect(backend, request("alone", [3, 4], seed=5, max_tokens=60)))
+
+    async def leave(after: int) -> None:
+        async with aclosing(
+            backend.generate(request(f"leaver-{after}", [9, 8, 7], seed=after, max_tokens=200))
+        ) as chunks:
+            for _ in range(after):
+                await anext(chunks)
+
+    stayer = asyncio.create_task(collect(backend, request("stayer", [3, 4], seed=5, max_tokens=60)))
+    await asyncio.gather(*[leave(after) for after in range(1, 20)])
+    stayed = joined(await stayer)
+    assert stayed[0] == alone[0]
+    np.testing.assert_allclose(stayed[1], alone[1], atol=1e-5)
+    await backend.close()
+
+
 async def test_paused_streams_wait_and_go_on(server: Server) -> None:
     backend = connect("native", server.url, TOKEN)
     stream = backend.generate(request("paused", [8, 9], max_tokens=100))

@@ -28,6 +28,8 @@ from areal.models.dense import DenseNet
 
 Event = tuple[Sequence, TokenChunk | ArealError]
 
+LEAST_TEMPERATURE = 1e-4  # below it, logits divided by it lose what float32 knows of their differences
+
 
 class Engine:
     """See the module's docstring. eos_ids: end every request, beside its own stop_token_ids; None = the model's."""
@@ -62,6 +64,7 @@ class Engine:
         """Queue it."""
         self.scheduler.add(sequence)
 
+    @torch.inference_mode()
     def abort(self, sequence: Sequence) -> None:
         """Forget it; nothing more is said about it. One that has ended already is ignored."""
         self.scheduler.drop(sequence)
@@ -96,8 +99,11 @@ class Engine:
                 param="token_ids",
             )
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
-        if not (math.isfinite(temperature) and temperature >= 0):
-            raise BadRequest(f"temperature is {temperature}; it must be 0 (greedy) or more", param="temperature")
+        if not (math.isfinite(temperature) and (temperature == 0 or temperature >= LEAST_TEMPERATURE)):
+            raise BadRequest(
+                f"temperature is {temperature}; it must be 0 (greedy) or at least {LEAST_TEMPERATURE}",
+                param="temperature",
+            )
         if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
             raise BadRequest(f"top_p is {sampling.top_p}; it must be above 0 and at most 1", param="top_p")
         if (sampling.top_k or 0) < 0:
