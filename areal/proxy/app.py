@@ -39,6 +39,7 @@ PREFIXES = ("", "/v1", "/gateway", "/gateway/v1", "/gateway/v1/v1")
 class ProxyParts:
     """What a proxy is made of. max_context: tokens of prompt + output. policy_names: names that mean the policy.
 
+    closing_bound_s: how long calls in flight may go on after end_session. clock: seconds since the epoch, the same as the store's.
     hold_s, ping_s: how long a stream's headers wait for the first token, and the pause between keep-alive comments."""
 
     store: Store
@@ -53,6 +54,8 @@ class ProxyParts:
     eval_temperature: float = 0.0
     policy_names: tuple[str, ...] = ("default",)
     on_session_end: Callable[[str], None] = field(default=lambda _: None)  # for example Router.forget
+    clock: Callable[[], float] = time.time
+    closing_bound_s: float = 10.0
     hold_s: float = HOLD_S
     ping_s: float = PING_S
 
@@ -77,8 +80,9 @@ def build_proxy(parts: ProxyParts) -> Proxy:
         parts.store,
         parts.keys,
         worker=parts.worker,
-        policy=SessionPolicy.of(parts.agent),
+        policy=SessionPolicy.of(parts.agent, parts.closing_bound_s),
         on_end=parts.on_session_end,
+        clock=parts.clock,
     )
     recorder = Recorder(
         parts.store,

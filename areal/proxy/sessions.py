@@ -52,8 +52,10 @@ class SessionPolicy:
     closing_bound_s: float = 10.0
 
     @classmethod
-    def of(cls, agent: AgentConfig) -> SessionPolicy:
-        return cls(agent.session_timeout_seconds, agent.refresh_timeout_seconds, agent.reward_grace_seconds)
+    def of(cls, agent: AgentConfig, closing_bound_s: float = 10.0) -> SessionPolicy:
+        return cls(
+            agent.session_timeout_seconds, agent.refresh_timeout_seconds, agent.reward_grace_seconds, closing_bound_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,18 @@ class Sessions:
         worker: str,
         policy: SessionPolicy,
         on_end: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._keys = keys
         self._worker = worker
         self._policy = policy
+        self._clock = clock  # seconds since the epoch, the store's
         self._on_end = on_end  # for example router.forget
         self._live: dict[str, LiveSession] = {}  # by key hash
-        self._refreshing: dict[str, asyncio.Event] = {}  # by key hash; set when the refresh is over
-        self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._refreshing: set[str] = set()  # key hashes
+        # One at a time per key: load, refresh, end. Model calls that come meanwhile wait here and see what became of it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._draining = False
         self._graced: dict[str, asyncio.Task[None]] = {}  # ended for the client, still open for rewards
 
@@ -117,9 +122,7 @@ class Sessions:
     @asynccontextmanager
     async def calling(self, key: SessionKey, task: asyncio.Task[Any]) -> AsyncIterator[LiveSession]:
         """The session that this task's model call belongs to, from here to the end of the block."""
-        live = await self.of(key)
-        while key.hash in self._refreshing:  # a refresh began while the row was read
-            live = await self.of(key)
+        live = await self.of(key)  # no await between this and the next line: nothing can end it in between
         with live.calling(task):
             yield live
 
@@ -127,10 +130,7 @@ class Sessions:
         """The running session under a key, loaded from the store if need be. Held while the key is being refreshed.
 
         Raises InvalidKey with the reason: never started, ended, expired."""
-        while (refresh := self._refreshing.get(key.hash)) is not None:
-            await refresh.wait()
-        lock = self._loading.setdefault(key.hash, asyncio.Lock())
-        async with lock:
+        async with self._lock(key.hash):
             return await self._load(key.hash)
 
     async def reward(self, key: SessionKey, reward: float, interaction_id: str | None) -> str:
@@ -150,20 +150,19 @@ class Sessions:
         """End the session: admission closes, calls in flight finish or are aborted, durable when this returns.
 
         A repeated end returns the same row. With reward_grace_seconds it stays open for rewards that long."""
-        while (refresh := self._refreshing.get(key.hash)) is not None:
-            await refresh.wait()
-        row = await self._store.sessions.live(key.hash)
-        if row is None:
-            raise InvalidKey(NEVER_STARTED)
-        if row.ending is not None:
-            return row
-        live = await self.of_or_closing(key)
-        await live.close(self._policy.closing_bound_s)
-        if self._policy.reward_grace_s and ending == "ended":
+        async with self._lock(key.hash):
+            row = await self._store.sessions.live(key.hash)
+            if row is None:
+                raise InvalidKey(NEVER_STARTED)
+            if row.ending is not None:
+                return row
+            live = await self._load(key.hash)
+            await live.close(self._policy.closing_bound_s)
+            if not self._policy.reward_grace_s or ending != "ended":
+                return await self._finish(key.hash, live, ending)
             if key.hash not in self._graced:
                 self._graced[key.hash] = asyncio.create_task(self._end_later(key.hash, live), name=f"grace {live.id}")
             return await self._store.sessions.get(live.id) or row
-        return await self._finish(key.hash, live, ending)
 
     async def of_or_closing(self, key: SessionKey) -> LiveSession:
         """Like `of`, also for a session whose admission has closed."""
@@ -193,6 +192,9 @@ class Sessions:
         """Ids of sessions with a call in flight, or waiting for late rewards."""
         return [live.id for key_hash, live in self._live.items() if live.in_flight or key_hash in self._graced]
 
+    def _lock(self, key_hash: str) -> asyncio.Lock:
+        return self._locks.setdefault(key_hash, asyncio.Lock())
+
     async def _load(self, key_hash: str) -> LiveSession:
         row = await self._store.sessions.live(key_hash)
         cached = self._live.get(key_hash)
@@ -201,6 +203,8 @@ class Sessions:
         if row.ending is not None:
             self._forget(key_hash)
             raise InvalidKey(f"{ENDED_BECAUSE[row.ending]} ({row.id}); start it again with POST /rl/start_session")
+        if self._clock() - row.last_active_at > self._policy.session_timeout_s / 2:
+            await self._store.sessions.touch(row.id)  # before expiry takes it under the call's hands
         # Another worker may have served it meanwhile; our own calls in flight add rows by themselves.
         if (
             cached is not None
@@ -221,17 +225,17 @@ class Sessions:
     async def _refresh(self, key: SessionKey, request: StartRequest) -> tuple[Session, str]:
         if key.hash in self._refreshing:
             raise Conflict("this key is being refreshed by another start_session; wait for its answer")
-        over = self._refreshing[key.hash] = asyncio.Event()
+        self._refreshing.add(key.hash)
         try:
-            row = await self._store.sessions.live(key.hash)
-            if row is not None and row.ending is None:
-                live = self._live.get(key.hash) or await self._load(key.hash)
-                await live.close(self._policy.closing_bound_s)
-                await self._finish(key.hash, live, "refreshed")
-            return await self._begin_when_free(key, request), key.text
+            async with self._lock(key.hash):
+                row = await self._store.sessions.live(key.hash)
+                if row is not None and row.ending is None:
+                    live = await self._load(key.hash)
+                    await live.close(self._policy.closing_bound_s)
+                    await self._finish(key.hash, live, "refreshed")
+                return await self._begin_when_free(key, request), key.text
         finally:
-            del self._refreshing[key.hash]
-            over.set()
+            self._refreshing.discard(key.hash)
 
     async def _begin_when_free(self, key: SessionKey, request: StartRequest) -> Session:
         """Try until a slot is free; slots are rows that other processes change, so this looks again and again."""
@@ -290,7 +294,7 @@ class Sessions:
         busy = self.busy()
         for session_id in busy:
             await self._store.sessions.touch(session_id)
-        idle_since = time.time() - self._policy.session_timeout_s
+        idle_since = self._clock() - self._policy.session_timeout_s
         expired = await self._store.sessions.expire(idle_since, busy)
         for row in expired:
             self._forget(row.key_hash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from areal.inference.client import HttpBackend
 from areal.inference.router import Router
 from areal.inference.scripted.engine import ScriptedEngine
 from areal.inference.scripted.script import read_script
-from areal.proxy.app import ProxyParts, build_proxy
+from areal.proxy.app import Proxy, ProxyParts, build_proxy
 from areal.store import open_store, store_url
 from areal.store.base import Store
 from areal.web.address import bind
@@ -42,6 +43,7 @@ class Service:
     engine: ScriptedEngine
     http: aiohttp.ClientSession
     keys: SessionKeys
+    proxy: Proxy
 
     async def post(self, path: str, body: Any, key: str | None = ADMIN, **headers: str) -> tuple[int, Any, Any]:
         """Status, decoded body, headers."""
@@ -115,7 +117,9 @@ async def running_service(
         server = await stack.enter_async_context(serving(WireApp(engine, "run-token")))
         backend = HttpBackend("scripted", server, "run-token")
         stack.push_async_callback(backend.close)
-        store = await stack.enter_async_context(await open_store(store_url(folder / "store.sqlite")))
+        store = await stack.enter_async_context(
+            await open_store(store_url(folder / "store.sqlite"), clock=parts.get("clock", time.time))
+        )
         if await store.training.limits() is None:
             await store.training.set_limits(limits)
         keys, router = SessionKeys(SIGNING_KEY), Router([backend])
@@ -134,7 +138,7 @@ async def running_service(
         proxy = build_proxy(ProxyParts(**whole))
         url = await stack.enter_async_context(serving(proxy.app))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Service(url, store, engine, http, keys)
+        yield Service(url, store, engine, http, keys, proxy)
 
 
 MakeService = Callable[..., Awaitable[Service]]

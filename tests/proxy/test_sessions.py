@@ -104,8 +104,34 @@ async def test_ending_lets_calls_in_flight_finish(make_service: Any, eventually:
     assert (await call)["choices"][0]["message"]["content"] == "x" * 40
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ending_cuts_what_does_not_finish_in_time_and_masks_it(
+    make_service: Any, eventually: Any, stream: bool
+) -> None:
+    endless = {"when": "long", "pieces": ["x"] * 2000, "delay_ms": 20}
+    service = await make_service([endless, SHORT], parts={"closing_bound_s": 0.1})
+    key = await service.start()
+    body = {"messages": [{"role": "user", "content": "long"}], "stream": stream}
+
+    async def call() -> tuple[int, str]:
+        headers = {"x-api-key": key}
+        async with service.http.post(f"{service.url}/v1/chat/completions", json=body, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    running = asyncio.create_task(call())
+    await eventually(lambda: service.calls()["calls"] and service.calls()["calls"][0]["sent"] > 1)
+    assert (await service.end(key))["interaction_count"] == 1
+    status, text = await running
+    assert status == (200 if stream else 401)
+    assert "session ended while this call was running" in text
+    assert "[DONE]" not in text
+    (one,) = await service.recorded(key)
+    assert one.tags == ("aborted",)
+    await eventually(lambda: service.calls()["aborted"] == 1)
+
+
 async def test_late_rewards_are_taken_within_the_grace(make_service: Any, eventually: Any) -> None:
-    service = await make_service(agent={"reward_grace_seconds": 0.6})
+    service = await make_service(agent={"reward_grace_seconds": 1.5})
     key = await service.start()
     await service.chat(key, "hi")
     assert (await service.end(key))["interaction_count"] == 1
@@ -122,27 +148,50 @@ async def test_late_rewards_are_taken_within_the_grace(make_service: Any, eventu
     assert [one.reward for one in await service.recorded(key)] == [1.0]
 
 
+class Clock:
+    """Seconds since the epoch, moved by the test."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 async def test_t046_a_session_expires_when_it_is_idle_and_not_while_it_works(
     make_service: Any, eventually: Any
 ) -> None:
-    working = {"when": "long", "pieces": ["x"] * 10, "delay_ms": 200}
-    service = await make_service([working, SHORT], agent={"session_timeout_seconds": 0.8})
+    clock = Clock()
+    service = await make_service([SHORT], agent={"session_timeout_seconds": 100}, parts={"clock": clock})
     key = await service.start()
-    for _ in range(4):
+    for _ in range(3):  # lives longer than the time-out, and is never idle for so long
+        clock.now += 75
         await service.chat(key, "hi")
-        await asyncio.sleep(0.3)
-    await service.chat(key, "long")  # longer than the time-out
-    assert (await service.store.sessions.get("task")).ending is None
+        assert await service.proxy.sessions.expire_idle() == ()
+    await service.engine.pause()
+    call = asyncio.create_task(service.chat(key, "hi"))
+    await eventually(lambda: service.calls()["running"] == 1)
+    clock.now += 250
+    assert await service.proxy.sessions.expire_idle() == ()
+    await service.engine.resume()
+    await call
+    clock.now += 101
+    assert [row.id for row in await service.proxy.sessions.expire_idle()] == ["task"]
+    status, body, _ = await service.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, key)
+    assert status == 401
+    assert "expired" in body["error"]["message"]
+    assert (await service.store.training.counts()).running_sessions == 0
+    assert len(await service.recorded(key)) == 4
+
+
+async def test_t046_expiry_runs_by_itself(make_service: Any, eventually: Any) -> None:
+    service = await make_service(agent={"session_timeout_seconds": 0.3})
+    await service.start()
 
     async def expired() -> bool:
         return (await service.store.sessions.get("task")).ending == "expired"
 
     await eventually(expired)
-    status, body, _ = await service.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, key)
-    assert status == 401
-    assert "expired" in body["error"]["message"]
-    assert (await service.store.training.counts()).running_sessions == 0
-    assert len(await service.recorded(key)) == 5
 
 
 async def test_refresh_ends_the_old_session_once_and_keeps_the_key(make_service: Any) -> None:
