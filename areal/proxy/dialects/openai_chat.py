@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from areal.base.errors import ArealError, BadRequest
+from areal.base.redact import redact
 from areal.base.types import ModelCall, SamplingParams
 from areal.proxy.dialects import fields
 from areal.proxy.dialects.base import (
@@ -94,7 +95,7 @@ class OpenAIChat:
         return _ChunkEncoder(call)
 
     def error_body(self, error: ArealError) -> dict[str, Any]:
-        return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+        return _error(error)
 
     def _note_unknown(self, body: JsonObject) -> None:
         for key in body.keys() - KNOWN - self._unknown_seen:
@@ -129,8 +130,7 @@ class _ChunkEncoder:
                 )
                 return usage + b"data: [DONE]\n\n"
             case Failed(error):
-                body = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
-                return _sse({"error": body})
+                return _sse(_error(error))
 
     def _piece(self, piece: Piece) -> bytes:
         delta: dict[str, Any] = {}
@@ -163,6 +163,11 @@ class _ChunkEncoder:
             choice["logprobs"] = _logprobs(tokens)
         usage = {"usage": None} if self._call.include_usage else {}
         return _sse({**self._head, "choices": [choice], **usage})
+
+
+def _error(error: ArealError) -> dict[str, Any]:
+    message = redact(str(error))  # it may quote what the client sent
+    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def _sse(body: dict[str, Any]) -> bytes:
