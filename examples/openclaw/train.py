@@ -3,7 +3,6 @@
 import sys
 
 from areal.config.command_line import load_command_line
-
 from areal.train import PPOTrainer
 
 
