@@ -6,7 +6,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--heavy", action="store_true", help="also run tests marked heavy (real model, other engines, long faults)")
+    parser.addoption(
+        "--heavy", action="store_true", help="also run tests marked heavy (real model, other engines, long faults)"
+    )
     parser.addoption("--device", default="cpu", help="where numeric tests put their tensors: cpu (default) or cuda")
 
 
