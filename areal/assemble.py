@@ -135,14 +135,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
         found = _resumable(config, folder)
         first_step = found.step if found else 0
-        progress = stack.enter_context(
-            Progress(
-                total_steps=config.total_train_steps,
-                first_step=first_step,
-                title=f"{config.experiment_name}/{config.trial_name}",
-                enabled=sys.stdout.isatty(),
-            )
-        )
+        progress = stack.enter_context(_progress(config, first_step))
         (folder.root / "config.yaml").write_text(masked_yaml(config))
         metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
         store = await stack.enter_async_context(await open_store(folder.store_url))
@@ -159,9 +152,6 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         announce("RLTrainer", f"Proxy gateway available at {gateway_url}")
         if config.scheduler.type == "local" and host_note:
             announce("RLTrainer", f"the gateway listens{host_note}")
-        queue = GroupQueue(
-            store, export_style=config.rollout.agent.export_style, turn_discount=config.rollout.agent.turn_discount
-        )
         dispatcher = await stack.enter_async_context(
             Dispatcher(
                 workers,
@@ -178,14 +168,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             scheduler=scheduler,
             store=store,
             gate=gate,
-            batcher=Batcher(
-                queue,
-                gate,
-                store.training,
-                batch_groups=config.train_dataset.batch_size,
-                stale=_stale_policy(config),
-                say=lambda text: announce("RLTrainer", text),
-            ),
+            batcher=_batcher(config, store, gate),
             engine=engine,
             algorithm=ALGORITHMS[algorithm_name(config)],
             publisher=WeightPublisher(engine, backends, gate),
@@ -197,6 +180,27 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             first_step=first_step,
             gateway_url=gateway_url,
         )
+
+
+def _progress(config: RunConfig, first_step: int) -> Progress:
+    return Progress(
+        total_steps=config.total_train_steps,
+        first_step=first_step,
+        title=f"{config.experiment_name}/{config.trial_name}",
+        enabled=sys.stdout.isatty(),
+    )
+
+
+def _batcher(config: RunConfig, store: Store, gate: StalenessGate) -> Batcher:
+    agent = config.rollout.agent
+    return Batcher(
+        GroupQueue(store, export_style=agent.export_style, turn_discount=agent.turn_discount),
+        gate,
+        store.training,
+        batch_groups=config.train_dataset.batch_size,
+        stale=_stale_policy(config),
+        say=lambda text: announce("RLTrainer", text),
+    )
 
 
 def limits_of(config: RunConfig) -> Limits:
