@@ -64,8 +64,8 @@ class SessionStore(Protocol):
     async def begin(self, request: SessionRequest) -> Session:
         """Admit a session (settled 2, 3): id suffix, open group or a free group slot, insert, in one transaction.
 
-        Raises NoCapacity (429), Unavailable while draining and before the first set_limits, BadRequest for an id that is
-        empty, over-long or has a NUL. The same request_id again returns the same session (compare its key_hash).
+        Raises NoCapacity (429), Unavailable before the first set_limits and (but for evaluation) while draining, BadRequest
+        for an id that is empty, over-long or has a NUL. The same request_id again returns the same session (compare its key_hash).
         Eval sessions are admitted without a slot. A live session under the same key_hash -> Conflict."""
         ...
 
