@@ -8,9 +8,8 @@
     if __name__ == "__main__":
         run_child(main)                                # python -m areal.some.module --spec FILE
 
-Limits: Linux watches the parent through a pidfd, other systems poll its pid twice a second. PR_SET_PDEATHSIG follows the
-parent's *thread*: a scheduler must start processes from a thread that lives as long as it does. The other end is
-cluster/local.py. No torch, nothing heavy: a child's start-up time begins here.
+Linux watches the parent through a pidfd, other systems look twice a second. (Not PR_SET_PDEATHSIG: it follows the parent's
+*thread*, and a second SIGTERM in the middle of our own exit would cut it short.) The other end is cluster/local.py. No torch, nothing heavy: a child's start-up time begins here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import atexit
-import ctypes
 import inspect
 import json
 import os
@@ -35,14 +33,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from areal.base.errors import ArealError, ConfigError
+from areal.cluster.process_tree import end, kill, members
 
 RESERVED = ("name", "run_dir", "run_token", "ready_file", "parent_pid")
 """Keys of the spec file that the scheduler writes; everything else is the job's own."""
 
 ORPHAN_GRACE_S = 5.0
 """How long a child may drain after its controller is gone before it is killed."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +108,14 @@ def report_ready(spec: ChildSpec, **facts: Any) -> None:
 
 
 def stop_on_parent_death(spec: ChildSpec, *, grace_s: float = ORPHAN_GRACE_S) -> None:
-    """From now on this process ends when its controller is gone: SIGTERM to its group at once, SIGKILL after grace_s.
+    """From now on this process ends when its controller is gone: SIGTERM to it and all it started, SIGKILL after grace_s.
 
     Call it early, from the main thread. Exits at once if the controller is gone already.
     """
     if spec.parent_pid == 0:
         return
     direct = os.getppid() == spec.parent_pid
-    # Processes of our group that outlive us would have nobody left to stop them. Registered now, not when the parent
-    # dies: its death signal may end us before any other line of ours runs.
-    atexit.register(_end_orphaned_group, os.getpid(), spec.parent_pid, direct)
-    if sys.platform == "linux" and direct:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    atexit.register(_end_descendants, os.getpid())
     arguments = (spec.name, spec.parent_pid, direct, grace_s)
     threading.Thread(target=_watch_parent, args=arguments, name="parent-watch", daemon=True).start()
 
@@ -132,24 +123,17 @@ def stop_on_parent_death(spec: ChildSpec, *, grace_s: float = ORPHAN_GRACE_S) ->
 def _watch_parent(name: str, parent_pid: int, direct: bool, grace_s: float) -> None:
     _wait_for_end(parent_pid, direct)
     print(f"{name}: the controller (pid {parent_pid}) is gone, ending", file=sys.stderr, flush=True)
-    _signal_group(signal.SIGTERM)
+    own = os.getpid()
+    kill([*members("", leader=own), own], signal.SIGTERM)
     time.sleep(grace_s)
-    _signal_group(signal.SIGKILL)
+    end("", leader=own)
+    os.kill(own, signal.SIGKILL)
 
 
-def _signal_group(number: signal.Signals) -> None:
-    """To this process, and to its group if it leads one (a scheduler starts every child as a leader)."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), number)
-    else:
-        os.kill(os.getpid(), number)
-
-
-def _end_orphaned_group(owner: int, parent_pid: int, direct: bool) -> None:
-    parent_is_gone = os.getppid() != parent_pid if direct else not _exists(parent_pid)
-    if parent_is_gone and os.getpid() == owner and os.getpgrp() == owner:
-        print(f"ended because the controller (pid {parent_pid}) is gone", file=sys.stderr, flush=True)
-        os.killpg(owner, signal.SIGKILL)
+def _end_descendants(owner: int) -> None:
+    """At exit: what this process started and has not ended by now would have nobody left to end it."""
+    if os.getpid() == owner:
+        end("", leader=owner)
 
 
 def _wait_for_end(pid: int, direct: bool) -> None:
@@ -220,15 +204,18 @@ def _first(error: Exception) -> Exception:
 
 
 async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`; SIGTERM cancels it. Not through the loop's own handlers: they are gone once the loop has closed."""
     task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
     terminated = False
 
-    def terminate() -> None:
+    def terminate(_signal: int, _frame: FrameType | None) -> None:
         nonlocal terminated
         terminated = True
-        task.cancel()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        loop.call_soon_threadsafe(task.cancel)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         await task
     except asyncio.CancelledError:
@@ -237,6 +224,7 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _exit_cleanly(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough: the next would interrupt what this one unwinds
     raise SystemExit(0)
 
 

@@ -19,7 +19,6 @@ import os
 import secrets
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
@@ -27,12 +26,11 @@ from typing import Any, Self
 from areal.base.errors import ConfigError, ProcessDied
 from areal.base.names import safe_name
 from areal.cluster.child import RESERVED
-from areal.cluster.process_tree import MARK, how_it_ended, kill, members
+from areal.cluster.process_tree import KILL_S, MARK, end, how_it_ended, kill, members
 from areal.cluster.run_lock import RunLock
 from areal.cluster.scheduler import Job, Process
 
 _LOOK_S = 0.05  # between two looks for a ready file
-_KILL_S = 5.0  # a process that SIGKILL does not end by then hangs in the kernel
 _MOST_LOG_BYTES = 64 << 10
 _MOST_LINE = 500
 STOP_GRACE_S = 10.0
@@ -52,7 +50,7 @@ class LocalProcess:
         self._mark = mark
         self._ready_file = ready_file
         self._log_start = log_start
-        self._exit = asyncio.ensure_future(process.wait())
+        self.exit = asyncio.ensure_future(process.wait())
 
     @property
     def alive(self) -> bool:
@@ -62,8 +60,8 @@ class LocalProcess:
         """What the child reported. Raises ProcessDied if it ends first or takes longer than timeout_s."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not self._ready_file.exists():
-            await asyncio.wait({self._exit}, timeout=_LOOK_S)  # wakes at once when it ends
-            if self._exit.done():
+            await asyncio.wait({self.exit}, timeout=_LOOK_S)  # wakes at once when it ends
+            if self.exit.done():
                 raise self.death()
             if asyncio.get_running_loop().time() >= deadline:
                 raise ProcessDied(
@@ -79,7 +77,7 @@ class LocalProcess:
 
     async def wait(self) -> int:
         """Its exit code; negative = the signal that killed it."""
-        return await asyncio.shield(self._exit)
+        return await asyncio.shield(self.exit)
 
     def death(self) -> ProcessDied:
         """How it ended and what it said last, as an error to raise. The process has ended."""
@@ -109,19 +107,14 @@ class LocalProcess:
         self.stopped = True
         try:
             kill(members(self._mark, self.pid), signal.SIGTERM)
-            await asyncio.wait({self._exit}, timeout=grace_s)
+            await asyncio.wait({self.exit}, timeout=grace_s)
         finally:  # also when we are cancelled: nothing stays
-            self.kill_tree()
+            self.end_tree()
         await self.wait()
 
-    def kill_tree(self) -> None:
-        """SIGKILL to the whole tree, again until no member is left (one may have started another meanwhile).
-
-        Only while it runs or right after its end: later its pid may be another's."""
-        deadline = time.monotonic() + _KILL_S
-        while (tree := members(self._mark, self.pid)) and time.monotonic() < deadline:
-            kill(tree, signal.SIGKILL)
-            time.sleep(0.005)  # the kernel needs a moment; this also runs where nothing may be awaited any more
+    def end_tree(self) -> None:
+        """Kill what is left of it, itself included. Only while it runs or right after its end."""
+        end(self._mark, self.pid)
 
 
 class LocalScheduler:
@@ -144,7 +137,7 @@ class LocalScheduler:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock.__enter__()
         if self._lock.former:
-            kill(members(f"{self._lock.former}:"), signal.SIGKILL)  # of a controller that was killed
+            end(f"{self._lock.former}:")  # what a controller that was killed has left
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -153,6 +146,8 @@ class LocalScheduler:
                 *(process.stop(self._grace_s) for process in self._processes.values() if process.alive)
             )
         finally:
+            if ending := [process.exit for process in self._processes.values() if process.alive]:
+                await asyncio.wait(ending, timeout=KILL_S)  # killed because stopping was cancelled; still to be reaped
             for name in self._processes:
                 self._forget_files(name)
             for watcher in self._watchers:
@@ -225,7 +220,7 @@ class LocalScheduler:
     async def _watch(self, process: LocalProcess) -> None:
         await process.wait()
         if not process.stopped:
-            process.kill_tree()  # what it left behind has nobody any more
+            process.end_tree()  # what it left behind has nobody any more
             self._deaths.put_nowait(process)
 
     async def first_death(self) -> Process:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,16 +22,22 @@ MARK = "AREAL_PROCESS"
 _PROC = Path("/proc")
 
 
+KILL_S = 5.0
+"""A process that SIGKILL does not end by then hangs in the kernel."""
+
+
 def members(mark: str, leader: int = 0) -> list[int]:
-    """Pids of living processes (no zombies) whose mark begins with `mark`, or that belong to process `leader`."""
+    """Pids of living processes (no zombies) whose mark begins with `mark`, or that belong to process `leader`.
+
+    Either may be empty. Never the calling process. Without /proc: minus the process group, which `kill` understands."""
     if not _PROC.joinpath("self", "stat").exists():
-        return [leader] if leader and _group_lives(leader) else []
+        return [-leader] if leader not in (0, os.getpid()) and _group_lives(leader) else []
     parents: dict[int, int] = {}
     found: set[int] = set()
     wanted = f"{MARK}={mark}".encode()
     for pid, parent, group, session in _processes():
         parents[pid] = parent
-        if (leader and leader in (pid, group, session)) or _is_marked(pid, wanted):
+        if (leader and leader in (pid, group, session)) or (mark and _is_marked(pid, wanted)):
             found.add(pid)
     found |= {pid for pid in parents if not found.isdisjoint(_ancestors(pid, parents))}
     return sorted(found - {os.getpid()})
@@ -80,6 +87,16 @@ def kill(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def end(mark: str, leader: int = 0) -> None:
+    """SIGKILL to all members, again until none is left (one may have started another meanwhile). Blocks for milliseconds.
+
+    A leader's pid may be another's soon after its end: call this while it runs or right after."""
+    deadline = time.monotonic() + KILL_S
+    while (tree := members(mark, leader)) and time.monotonic() < deadline:
+        kill(tree, signal.SIGKILL)
+        time.sleep(0.005)  # the kernel needs a moment; no await: this also runs at exit and under cancellation
 
 
 def how_it_ended(code: int) -> str:

@@ -101,16 +101,19 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
 
 def test_killed_controller_children_end_also_the_one_that_ignores_sigterm(controller: Controller) -> None:
     controller.end(signal.SIGKILL)
-    assert left_of(controller.children + controller.inside) == []
+    assert left_of(controller.children + controller.inside + controller.apart) == []
 
 
 def test_the_next_run_in_the_folder_ends_what_the_killed_one_left(controller: Controller, tmp_path: Path) -> None:
+    os.kill(controller.process.pid, signal.SIGSTOP)  # so that it notices nothing before it is killed too
+    os.kill(controller.children[0], signal.SIGKILL)
+    stray = controller.apart[0]
     controller.end(signal.SIGKILL)
     assert left_of(controller.children) == []
-    assert all(map(alive, controller.apart)), "they left the group and nobody knows them any more"
+    assert alive(stray), "child and controller were killed, nobody was left to end it"
     follower = Controller(tmp_path)
     try:
-        assert left_of(controller.apart) == []
+        assert left_of([stray]) == []
         assert all(map(alive, follower.children + follower.apart)), "its own are not touched"
     finally:
         follower.end(signal.SIGINT)
