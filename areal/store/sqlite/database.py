@@ -22,6 +22,7 @@ import shutil
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +37,7 @@ Operation = Callable[[sqlite3.Connection], T]
 
 BATCH = 64  # operations per commit: enough to hide the fsync, short enough that other processes get the lock
 READERS = 2
+RETRY_S = 0.001  # between two looks at the write lock
 WAL_BYTES = 64 * 2**20  # what the log file is cut back to after a checkpoint
 
 # An operation's own fault: its savepoint is undone and the others go on. Every other sqlite3.Error is the file's.
@@ -148,7 +150,7 @@ class Database:
         batch = [first]
         try:
             connection = self._writer_connection = self._writer_connection or self._connect()
-            connection.execute("BEGIN IMMEDIATE")
+            self._take_lock(connection)
             batch += self._drain(limit=BATCH - 1)
             for write in batch:
                 if not write.future.cancelled():
@@ -159,6 +161,21 @@ class Database:
             # What waits behind would only wait for the same failure again.
             return self._fail(batch + self._drain(limit=None), self._failure(error))
         return batch
+
+    def _take_lock(self, connection: sqlite3.Connection) -> None:
+        """BEGIN IMMEDIATE, asking again every RETRY_S. SQLite's own waiting backs off to 100 ms between looks, so a process
+        that lost a few times would starve beside busy ones (measured, 4 processes: p99 of a write 3 to 8 times as long)."""
+        connection.execute("PRAGMA busy_timeout = 0")
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_S)
+            else:
+                return
 
     def _drain(self, limit: int | None) -> list[_Write[Any]]:
         taken: list[_Write[Any]] = []
@@ -256,7 +273,7 @@ class Database:
         )
 
     def _remedy(self, error: sqlite3.Error) -> str:
-        primary = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte of an extended code
+        primary = _primary_code(error)
         if primary == sqlite3.SQLITE_BUSY:
             return (
                 f"another process holds its lock for more than {self._busy_timeout_s:g} s: "
@@ -272,6 +289,11 @@ class Database:
             free = shutil.disk_usage(self.path.parent).free // 2**20
             return f"free space or quota on its disk ({free} MiB free now), or check the disk; it works again by itself"
         return "see the message for what to mend"
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    """SQLite's result code without what extended codes add above the low byte; 0 for an error of the Python layer."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _resolve_all(writes: list[_Write[Any]]) -> None:
