@@ -20,10 +20,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import urlsplit
 
 from areal.algorithms import ALGORITHMS
 from areal.algorithms.base import Algorithm
+from areal.base.atomic import write_atomic
 from areal.base.errors import ConfigError
 from areal.base.logs import announce, open_log
 from areal.base.metrics import MetricsFile
@@ -52,9 +54,8 @@ from areal.rollout.weights import WeightPublisher
 from areal.store import open_store
 from areal.store.base import Store
 from areal.tools.progress import Progress
+from areal.web.address import is_loopback
 from areal.web.client import JsonClient
-
-_T = TypeVar("_T")
 
 
 class Pace:
@@ -127,16 +128,23 @@ def check(config: RunConfig) -> None:
 async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
     """Start everything; stop everything at the end, also on failure."""
     folder.create()
+    incarnation = secrets.token_hex(4)
+    run_id = f"{config.experiment_name}/{config.trial_name}/{incarnation}"
     async with AsyncExitStack() as stack:
-        incarnation = secrets.token_hex(4)
-        run_id = f"{config.experiment_name}/{config.trial_name}/{incarnation}"
         stack.enter_context(open_log(folder.logs / "train.log", run_id=run_id))
         (folder.logs / "gateway.log").touch(mode=0o600)
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
         found = _resumable(config, folder)
         first_step = found.step if found else 0
-        progress = stack.enter_context(_progress(config, first_step))
-        (folder.root / "config.yaml").write_text(masked_yaml(config))
+        write_atomic(folder.root / "config.yaml", masked_yaml(config).encode())
+        progress = stack.enter_context(
+            Progress(
+                total_steps=config.total_train_steps,
+                first_step=first_step,
+                title=f"{config.experiment_name}/{config.trial_name}",
+                enabled=sys.stdout.isatty(),
+            )
+        )
         metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
         store = await stack.enter_async_context(await open_store(folder.store_url))
         if found:
@@ -145,35 +153,24 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         gate = await StalenessGate.open(
             store.training, limits_of(config), incarnation=incarnation, first_step=first_step
         )
-        launch = _Launch(config, folder, scheduler, gate, found.path if found else await _model_dir(config), run_id)
+        model_dir = found.path if found else await asyncio.to_thread(resolve, config.actor.path)
+        launch = _Launch(config, folder, scheduler, gate, model_dir, run_id)
         backends, engine = await launch.servers_and_rank(stack, found)
         workers, gateway_url = await launch.front(stack)
-        host_note = "" if config.rollout.agent.gateway_host else " (loopback only; rollout.agent.gateway_host opens it)"
-        announce("RLTrainer", f"Proxy gateway available at {gateway_url}")
-        if config.scheduler.type == "local" and host_note:
-            announce("RLTrainer", f"the gateway listens{host_note}")
-        dispatcher = await stack.enter_async_context(
-            Dispatcher(
-                workers,
-                gate,
-                store.training,
-                n_samples=config.gconfig.n_samples,
-                tasks=_train_tasks(config) if config.rollout.agent.mode == "inline" else None,
-            )
-        )
-        held_out = read_tasks(config.evaluator.path) if config.evaluator.path else []
+        _announce_gateway(config, gateway_url)
+        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store))
         yield Run(
             config=config,
             folder=folder,
             scheduler=scheduler,
             store=store,
             gate=gate,
-            batcher=_batcher(config, store, gate),
+            batcher=_batcher(config, gate, store),
             engine=engine,
             algorithm=ALGORITHMS[algorithm_name(config)],
             publisher=WeightPublisher(engine, backends, gate),
             snapshots=Snapshots(folder.checkpoints, engine, freq_steps=config.saver.freq_steps, keep=config.saver.keep),
-            evaluation=Evaluation(held_out, dispatcher, freq_steps=config.evaluator.freq_steps),
+            evaluation=_evaluation(config, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
             progress=progress,
@@ -182,25 +179,38 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         )
 
 
-def _progress(config: RunConfig, first_step: int) -> Progress:
-    return Progress(
-        total_steps=config.total_train_steps,
-        first_step=first_step,
-        title=f"{config.experiment_name}/{config.trial_name}",
-        enabled=sys.stdout.isatty(),
-    )
+def _announce_gateway(config: RunConfig, url: str) -> None:
+    announce("RLTrainer", f"Proxy gateway available at {url}")
+    if is_loopback(urlsplit(url).hostname or ""):
+        announce(
+            "RLTrainer", "it listens on loopback only; rollout.agent.gateway_host=0.0.0.0 and an admin key open it"
+        )
 
 
-def _batcher(config: RunConfig, store: Store, gate: StalenessGate) -> Batcher:
+def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
     agent = config.rollout.agent
+    policy = config.rollout.stale_tokens
     return Batcher(
         GroupQueue(store, export_style=agent.export_style, turn_discount=agent.turn_discount),
         gate,
         store.training,
         batch_groups=config.train_dataset.batch_size,
-        stale=_stale_policy(config),
+        stale=policy if policy != "auto" else "mask" if agent.mode == "online" else "drop",
         say=lambda text: announce("RLTrainer", text),
     )
+
+
+def _dispatcher(config: RunConfig, workers: list[JsonClient], gate: StalenessGate, store: Store) -> Dispatcher:
+    tasks = None
+    if config.rollout.agent.mode == "inline" and config.train_dataset.path:
+        own = read_tasks(config.train_dataset.path)
+        tasks = endless(own, seed=config.seed, shuffle=config.train_dataset.shuffle)
+    return Dispatcher(workers, gate, store.training, n_samples=config.gconfig.n_samples, tasks=tasks)
+
+
+def _evaluation(config: RunConfig, dispatcher: Dispatcher) -> Evaluation:
+    held_out = read_tasks(config.evaluator.path) if config.evaluator.path else []
+    return Evaluation(held_out, dispatcher, freq_steps=config.evaluator.freq_steps)
 
 
 def limits_of(config: RunConfig) -> Limits:
@@ -235,17 +245,6 @@ def threads_of(configured: int, config: RunConfig) -> int:
     return configured or (cores if config.rollout.max_head_offpolicyness == 0 else max(1, math.ceil(cores / 2)))
 
 
-def _stale_policy(config: RunConfig) -> Any:
-    policy = config.rollout.stale_tokens
-    return policy if policy != "auto" else "mask" if config.rollout.agent.mode == "online" else "drop"
-
-
-def _train_tasks(config: RunConfig) -> Any:
-    assert config.train_dataset.path is not None  # check() saw to it
-    tasks = read_tasks(config.train_dataset.path)
-    return endless(tasks, seed=config.seed, shuffle=config.train_dataset.shuffle)
-
-
 def _resumable(config: RunConfig, folder: RunFolder) -> Snapshot | None:
     found = latest(folder.checkpoints)
     if found and config.recover.mode == "off":
@@ -253,10 +252,6 @@ def _resumable(config: RunConfig, folder: RunFolder) -> Snapshot | None:
             f"{folder.root} holds a run already and recover.mode is off: choose another trial_name, or recover.mode=auto"
         )
     return found
-
-
-async def _model_dir(config: RunConfig) -> Path:
-    return await asyncio.to_thread(resolve, config.actor.path)
 
 
 class _Launch:

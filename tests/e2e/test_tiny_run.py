@@ -1,0 +1,113 @@
+"""The whole system as a user starts it: configs/tiny.yaml, real processes, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.base.logs import parse_line
+from areal.base.metrics import read_metrics
+from areal.rollout.snapshots import latest
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    command = [sys.executable, "-m", "areal.train", "--config", "configs/tiny.yaml", "--output-dir", str(folder)]
+    overrides = [f"total_train_steps={STEPS}", "rollout.agent.gateway_port=0", f"cluster.fileroot={folder.parent}"]
+    proxies = {
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "NO_PROXY": "10.0.0.0/8",
+    }  # T103
+    done = subprocess.run(
+        [*command, *overrides], cwd=ROOT, env=os.environ | proxies, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stderr == ""
+    return folder
+
+
+def lines(run: Path, part: str) -> list[dict[str, object]]:
+    parsed = (parse_line(line) for line in (run / "logs" / "train.log").read_text().splitlines())
+    return [line.facts for line in parsed if line is not None and line.part == part]
+
+
+def test_the_greedy_reward_of_the_held_out_tasks_rises(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == STEPS
+    assert summary["eval_reward_after"] > summary["eval_reward_before"] + 0.1
+
+
+def test_trainer_and_sampler_agree_on_every_token_of_the_current_version(run: Path) -> None:
+    table = read_metrics(run / "logs" / "metrics.jsonl")
+    assert max(table.series("train/logprob_gap_max").values) < 1e-3
+    assert sum(table.series("train/logprob_gap_tokens").values) > 1000
+
+
+def test_rollout_and_training_overlap_and_no_token_is_older_than_the_lag(run: Path) -> None:
+    trained, generated = lines(run, "train"), lines(run, "rollout")
+    assert [row["step"] for row in trained] == list(range(STEPS))
+    assert max(int(row["lag_max"]) for row in trained) in (1, 2)  # it is asynchronous, within the bound
+    order = [(row["ts"], part) for part, rows in (("t", trained), ("r", generated)) for row in rows]
+    parts = "".join(part for _, part in sorted(order))
+    assert "rr" in parts or "tt" in parts, "strictly alternating lines: that is a synchronous run"
+
+
+def test_every_recorded_token_is_trained_masked_dropped_or_still_waiting(run: Path) -> None:
+    connection = sqlite3.connect(f"file:{run / 'store.sqlite'}?mode=ro", uri=True)
+    one = lambda query: connection.execute(query).fetchone()[0] or 0  # noqa: E731
+    consumed = (
+        "SELECT seq FROM sessions WHERE group_seq IN (SELECT seq FROM task_groups WHERE consumed_step IS NOT NULL)"
+    )
+    recorded = one(f"SELECT sum(output_tokens) FROM interactions WHERE session_seq IN ({consumed})")
+    accounted = one(f"SELECT sum(tokens) FROM token_accounts WHERE session_seq IN ({consumed})")
+    assert recorded == accounted > 0
+    trained = one("SELECT sum(tokens) FROM token_accounts WHERE reason = ''")
+    logged = read_metrics(run / "logs" / "metrics.jsonl").series("train/trained_tokens").values
+    assert trained == sum(logged)
+
+
+def test_the_checkpoint_is_a_model_that_transformers_loads(run: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    found = latest(run / "checkpoints")
+    assert found is not None
+    assert found.step == STEPS
+    model = AutoModelForCausalLM.from_pretrained(found.path)
+    tokenizer = AutoTokenizer.from_pretrained(found.path)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "3+4="}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answer = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert re.fullmatch(r"\d\d", tokenizer.decode(answer, skip_special_tokens=True))
+
+
+def test_the_run_folder_is_whole_private_and_holds_no_secret(run: Path) -> None:
+    for name in ("config.yaml", "store.sqlite", "summary.json", "reward.png", "loss.png", "logs/gateway.log"):
+        assert (run / name).is_file(), name
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert "areal-admin-key" not in (run / "config.yaml").read_text()
+    assert not list((run / "processes").glob("*.spec.json")), "the specs hold the run's token"
+    keys = re.compile(r"sk-sess-[\w-]+\.[\w-]{8,}")
+    for log in (run / "logs").iterdir():
+        assert not keys.search(log.read_text(errors="replace")), log
+
+
+def test_nothing_is_left_running(run: Path) -> None:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            assert str(run) not in (process / "cmdline").read_text()
+        except OSError:
+            continue
