@@ -72,35 +72,36 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         wants_gradient = any(ctx.needs_input_grad[:3])
-        kept: list[Tensor] = []
+        kept: dict[int, Tensor] = {}
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             logits = scaled_logits(hidden[part], weight, bias, temperatures[part])
-            chosen = logits.gather(1, targets[part, None])[:, 0]
-            norm = torch.logsumexp(logits, dim=1)
-            probabilities = (logits - norm[:, None]).exp_()
-            logprobs[part] = chosen - norm
-            entropy[part] = norm - torch.linalg.vecdot(probabilities, logits)
-            size = probabilities.numel() * probabilities.element_size()
-            if wants_gradient and len(kept) == start // chunk and size * (len(kept) + 1) <= keep_bytes:
-                kept.append(probabilities)
-        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, *kept)
+            log_softmax = logits.log_softmax(dim=1)
+            del logits
+            logprobs[part] = log_softmax.gather(1, targets[part, None])[:, 0]
+            probabilities = log_softmax.exp()
+            entropy[part] = -torch.linalg.vecdot(probabilities, log_softmax)
+            del log_softmax
+            keep_bytes -= probabilities.numel() * probabilities.element_size()
+            if wants_gradient and keep_bytes >= 0:
+                kept[start] = probabilities
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures)
+        ctx.kept = kept
         ctx.chunk = chunk
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperatures, *kept = ctx.saved_tensors
+        hidden, weight, bias, targets, temperatures = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias) if needs_bias else None
-        for index, start in enumerate(range(0, len(targets), ctx.chunk)):
+        for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            if index < len(kept):
-                probabilities = kept[index]
-            else:
+            probabilities = ctx.kept.pop(start, None)  # taken out: it is overwritten below
+            if probabilities is None:
                 probabilities = scaled_logits(hidden[part], weight, bias, temperatures[part]).softmax(dim=1)
             grad_logits = _grad_logits(probabilities, targets[part], temperatures[part], grads[0][part])
             grad_logits = grad_logits.to(hidden.dtype)
@@ -118,8 +119,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _grad_logits(probabilities: Tensor, targets: Tensor, temperatures: Tensor, grad: Tensor) -> Tensor:
-    """d(logprob)/d(logits) = (onehot - p) / T, times the incoming gradient; a new tensor (backward may run twice)."""
+    """d(logprob)/d(logits) = (onehot - p) / T, times the incoming gradient; written over `probabilities`."""
     divisor = torch.where(temperatures == 0, torch.ones_like(temperatures), temperatures)
     scale = (grad.float() / divisor)[:, None]
-    result = probabilities * -scale
-    return result.scatter_add_(1, targets[:, None], scale)
+    return probabilities.mul_(-scale).scatter_add_(1, targets[:, None], scale)
