@@ -252,7 +252,11 @@ async def test_T065_a_request_goes_on_across_a_swap_each_token_under_the_version
 
 @pytest.mark.parametrize(
     ("job", "said"),
-    [({"dtype": "float16"}, "rollout.native.dtype"), ({"tipo": 1}, "tipo"), ({"device": "cuda:99"}, "cuda:99")],
+    [
+        ({"dtype": "float16"}, "rollout.native.dtype"),
+        ({"max_batch": 0, "tipo": 1}, "max_batch|tipo"),
+        ({"device": "cuda:99"}, "cuda:99"),
+    ],
 )
 def test_a_spec_that_cannot_run_is_one_sentence_and_exit_code_2(
     tmp_path: Path, model_dir: Path, job: dict[str, Any], said: str

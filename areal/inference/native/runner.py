@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import queue
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,10 +57,12 @@ class NativeBackend:
         self._loading = asyncio.Lock()
         self._paused = False  # these two are the engine thread's
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop = asyncio.get_running_loop()
-        self.stopped: asyncio.Future[BaseException | None] = self._loop.create_future()  # with why, if the engine broke
-        self._thread.start()
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self.stopped: asyncio.Future[None] = self._loop.run_in_executor(
+            self._executor, self._run
+        )  # raises what broke it
+        self.stopped.add_done_callback(self._has_stopped)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """See Backend.generate."""
@@ -112,7 +113,8 @@ class NativeBackend:
     async def close(self) -> None:
         """Stop after the current step; streams still open end with Unavailable."""
         self._calls.put(self._stop)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.wait({self.stopped})
+        self._executor.shutdown()
         self._end_streams(Unavailable("the inference server is shutting down; send the request to another one"))
 
     def _build(self, manifest: dict[str, Any], version: int) -> DenseNet:
@@ -163,18 +165,13 @@ class NativeBackend:
     def _run(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
-        reason: BaseException | None = None
-        try:
-            while not self._stopping:
-                self._take_calls(wait=self._paused or not self._engine.busy)
-                if self._stopping or self._paused or not self._engine.busy:
-                    continue
-                events = self._engine.step()
-                if events:
-                    self._loop.call_soon_threadsafe(self._deliver, events)
-        except BaseException as error:  # whatever it is, the process has to hear of it
-            reason = error
-        self._loop.call_soon_threadsafe(self._has_stopped, reason)
+        while not self._stopping:
+            self._take_calls(wait=self._paused or not self._engine.busy)
+            if self._stopping or self._paused or not self._engine.busy:
+                continue
+            events = self._engine.step()
+            if events:
+                self._loop.call_soon_threadsafe(self._deliver, events)
 
     def _take_calls(self, *, wait: bool) -> None:
         """All that lie in the inbox; `wait` for the first one where there is nothing else to do."""
@@ -202,10 +199,10 @@ class NativeBackend:
             if isinstance(event, ArealError) or event.finish_reason is not None:
                 del self._streams[sequence]
 
-    def _has_stopped(self, reason: BaseException | None) -> None:
+    def _has_stopped(self, stopped: asyncio.Future[None]) -> None:
+        reason = None if stopped.cancelled() else stopped.exception()
         if reason is not None:
             self._end_streams(BackendError(f"the engine broke: {type(reason).__name__}: {reason}"))
-        self.stopped.set_result(reason)
 
     def _end_streams(self, reason: ArealError) -> None:
         for inbox in self._streams.values():

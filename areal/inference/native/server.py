@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import torch
+from msgspec import Meta
 
 from areal.base.errors import ConfigError
 from areal.cluster.child import ChildSpec, report_ready, run_child
@@ -26,6 +28,7 @@ from areal.models.dense_config import read_config
 from areal.web.address import bind
 from areal.web.serve import serve
 
+Positive = Annotated[int, Meta(ge=1)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -36,15 +39,15 @@ class ServerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 0
     device: str = "cpu"
     host: str = "127.0.0.1"
-    port: int = 0
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
     model: str = ""
     dtype: str = "float32"
-    max_batch: int = 64
-    max_context: int = 2048
-    kv_tokens: int = 65536
-    prefill_chunk: int = 512
+    max_batch: Positive = 64
+    max_context: Annotated[int, Meta(ge=2)] = 2048
+    kv_tokens: Annotated[int, Meta(ge=2)] = 65536
+    prefill_chunk: Positive = 512
     prefix_reuse: bool = True
-    threads: int = 0
+    threads: Annotated[int, Meta(ge=0)] = 0
     deterministic: bool = False
 
 
@@ -53,23 +56,24 @@ async def main(spec: ChildSpec) -> None:
     job = read_job(spec)
     if job.threads:
         torch.set_num_threads(job.threads)
+    sock = bind(job.host, job.port, setting="the native server's port")
     engine = build_engine(job)
     name = job.model or Path(job.model_dir).name
     backend = NativeBackend(engine, name=name, receive=receive_through(spec.run_dir), threads=job.threads)
     stop = asyncio.Event()
     backend.stopped.add_done_callback(lambda _: stop.set())
-    sock = bind(job.host, job.port, setting="the native server's port")
-    await serve(
-        WireApp(backend, spec.run_token),
-        sock,
-        ready=lambda url: report_ready(spec, url=url, model=name, version=job.version),
-        drain=backend.close,
-        stop=stop,
-        grace_s=2,
-    )
-    reason = await backend.stopped
-    if reason is not None:
-        raise reason
+    try:
+        await serve(
+            WireApp(backend, spec.run_token),
+            sock,
+            ready=lambda url: report_ready(spec, url=url, model=name, version=job.version),
+            drain=backend.close,
+            stop=stop,
+            grace_s=2,
+        )
+    finally:
+        await backend.close()
+    await backend.stopped
 
 
 def read_job(spec: ChildSpec) -> ServerSpec:
