@@ -13,7 +13,7 @@ from collections.abc import Sequence
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("areal.train", "run the whole service: gateway, workers, inference servers, training"),
     "gateway": ("areal.gateway.server", "the gateway alone; a training run finds it and attaches"),
-    "dashboard": ("areal.dashboard.server", "a local page on a run: sessions, tokens, rewards"),
+    "dashboard": ("areal.dashboard.__main__", "a local page on a run: sessions, tokens, rewards"),
     "plot": ("areal.tools.plot_metrics", "a picture of any logged metric"),
     "model": ("areal.models.fetch", "get a bundled model, print its folder"),
 }

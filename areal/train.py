@@ -27,9 +27,9 @@ from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.run import RunConfig
+from areal.engine.credit import training_rows
 from areal.rollout.account import settle
 from areal.rollout.batcher import Batch
-from areal.rollout.credit import training_rows
 from areal.rollout.report import RolloutReporter
 from areal.tools.summary import finish
 
@@ -37,6 +37,9 @@ from areal.tools.summary import finish
 async def train(run: Run) -> None:
     """The whole run, from its first step to total_train_steps, or until somebody asks it to stop."""
     async with RolloutReporter(run.store.training, run.gate, on_counts=run.progress.counts):
+        if run.learner is None:
+            return await record(run)
+        learner = run.learner
         await evaluate(run, run.first_step)
         for step in range(run.first_step, run.config.total_train_steps):
             started = time.monotonic()
@@ -44,21 +47,28 @@ async def train(run: Run) -> None:
             if batch is None:
                 break
             waited = time.monotonic() - started
-            stats = await run.engine.train_step(
-                training_rows(batch, run.algorithm), step=step, current_version=run.gate.current.label
+            stats = await learner.engine.train_step(
+                training_rows(batch.groups, learner.algorithm), step=step, current_version=run.gate.current.label
             )
-            version = await run.publisher.publish(consumed=batch.group_ids)
+            version = await learner.publisher.publish(consumed=batch.group_ids)
             await settle(run.store.training, batch)
             report(
                 run, step, batch, version, stats | {"wait_seconds": waited, "step_seconds": time.monotonic() - started}
             )
-            await run.snapshots.save_if_due(step + 1)
+            await learner.snapshots.save_if_due(step + 1)
             if run.evaluation.due(step + 1):
                 await evaluate(run, step + 1)
         run.dispatcher.stop_feeding()
         await run.gate.close_admission()
         await evaluate(run, run.gate.current.step, last=True)
-        await run.snapshots.save(run.gate.current.step)
+        await learner.snapshots.save(run.gate.current.step)
+
+
+async def record(run: Run) -> None:
+    """No model to train: sessions are recorded and kept, and make room for the next, until somebody asks to stop."""
+    announce("RLTrainer", "actor.path is empty: sessions are recorded and nothing is trained; stop with Ctrl-C")
+    while await run.unless_stopped(run.batcher.set_aside("not_trained")) is not None:
+        pass
 
 
 async def evaluate(run: Run, step: int, *, last: bool = False) -> None:
@@ -141,7 +151,8 @@ class PPOTrainer:
         async with assemble(self.config, self.folder) as run:
             _stop_on_signals(run)
             await _watched(train(run), run.scheduler)
-            finish(run.folder, run.metrics_path)
+            if run.learner is not None:
+                finish(run.folder, run.metrics_path)
 
 
 async def _watched(work: Coroutine[Any, Any, None], scheduler: Scheduler) -> None:

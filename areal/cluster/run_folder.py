@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal.base.atomic import write_atomic
 from areal.base.errors import ConfigError
 from areal.base.names import safe_name
 
@@ -40,6 +41,13 @@ class RunFolder:
                 raise ConfigError(
                     f"cannot make {folder}: {error.strerror}; choose cluster.fileroot or --output-dir where you may write"
                 ) from error
+
+    def run_id(self, fresh: str) -> str:
+        """The id in every log header and metrics row: `fresh` on the first start, the same again on every resume."""
+        path = self.root / "run_id"
+        if not path.exists():
+            write_atomic(path, fresh.encode())
+        return path.read_text().strip()
 
     @property
     def processes(self) -> Path:

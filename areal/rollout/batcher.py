@@ -91,6 +91,15 @@ class Batcher:
                 await self._explain(len(fresh))
             await asyncio.sleep(POLL_S)
 
+    async def set_aside(self, reason: str) -> int:
+        """Wait for finished groups and drop them, counted by reason: they stay in the store, their slots open."""
+        while True:
+            if groups := await self._training.ready():
+                await self._training.drop([group.id for group in groups], reason)
+                self._gate.opened.set()
+                return len(groups)
+            await asyncio.sleep(POLL_S)
+
     async def _fresh(self) -> list[tuple[Group, dict[str, int]]]:
         found = []
         for group in await self._queue.groups():

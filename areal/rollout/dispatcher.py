@@ -107,7 +107,7 @@ class Dispatcher:
     async def _feed(self, tasks: Iterator[Task]) -> None:
         while True:
             self._gate.opened.clear()
-            accepted = (await self._training.counts()).accepted
+            _, accepted = await self._training.occupancy()
             for _ in range(free_groups(self._gate.limits, running=len(self._runs), accepted=accepted)):
                 run = asyncio.create_task(self._group(next(tasks)))
                 self._runs.add(run)

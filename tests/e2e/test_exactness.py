@@ -15,21 +15,22 @@ import torch
 from safetensors.torch import load_file
 
 from areal.algorithms import ALGORITHMS
-from areal.assemble import Run, algorithm_name, assemble
+from areal.assemble import Run, assemble
 from areal.base.types import GenerateRequest, Group, SamplingParams, Span, TokenChunk, Trajectory
 from areal.chat import load_renderer
 from areal.cluster.run_folder import RunFolder
 from areal.config.load import load_config
 from areal.config.run import RunConfig
+from areal.engine.credit import training_rows
 from areal.engine.engine import TrainEngine
 from areal.engine.settings import EngineSettings
 from areal.inference.native.engine import Engine
 from areal.inference.native.server import ServerSpec, build_engine
+from areal.launch import algorithm_name
 from areal.models.dense import DenseNet
 from areal.models.fetch import resolve
 from areal.proxy.recorder import rng_seed
 from areal.rollout.batcher import Batch
-from areal.rollout.credit import training_rows
 from areal.rollout.datasets import endless, read_tasks
 
 STEPS = 3
@@ -69,16 +70,18 @@ async def steps(run: Run, n: int, keep: Path | None = None) -> list[str]:
     """The loop of train.py without its reports; keep: folder for a model of every version, named by its label.
 
     Returns the sessions it trained."""
+    learner = run.learner
+    assert learner is not None
     sessions: list[str] = []
     for step in range(n):
         batch = await run.batcher.next_batch()
         sessions += batch.accounts
-        await run.engine.train_step(
-            training_rows(batch, run.algorithm), step=step, current_version=run.gate.current.label
+        await learner.engine.train_step(
+            training_rows(batch.groups, learner.algorithm), step=step, current_version=run.gate.current.label
         )
         if keep is not None:
-            await run.engine.save(str(keep / str(run.gate.next_version().label)), step=step, full=False)
-        await run.publisher.publish(consumed=batch.group_ids)
+            await learner.engine.save(str(keep / str(run.gate.next_version().label)), step=step, full=False)
+        await learner.publisher.publish(consumed=batch.group_ids)
     return sessions
 
 
@@ -130,7 +133,8 @@ async def test_lag_0_is_bit_equal_to_a_plain_sequential_loop(tmp_path) -> None:
     )
     async with asyncio.timeout(120), assemble(config, folder) as run:
         await steps(run, STEPS)
-        await run.engine.save(str(tmp_path / "service"), step=STEPS, full=False)
+        assert run.learner is not None
+        await run.learner.engine.save(str(tmp_path / "service"), step=STEPS, full=False)
         assert (await run.store.training.counts()).dropped == {}
     TrainLoop(config).run(tmp_path / "plain")
     ours, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("service", "plain"))
@@ -170,7 +174,7 @@ class TrainLoop:
                 for k, task in enumerate(tasks)
             )
             batch = Batch(groups, 0.0, 0, 0.0, {})
-            rows = training_rows(batch, ALGORITHMS[algorithm_name(self.config)])
+            rows = training_rows(batch.groups, ALGORITHMS[algorithm_name(self.config)])
             self.trainer.train_step(rows, step=step, current_version=step)
             self.trainer.save(str(target), step=step, full=False)
             self.sampler.swap(

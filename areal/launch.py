@@ -1,0 +1,214 @@
+"""The processes of one run: which, with which settings, in which order.
+
+    launch = Launch(config, folder, scheduler, gate, model_dir, run_id)
+    backends, engine = await launch.servers_and_rank(stack, found)      # they load weights side by side
+    workers, gateway_url = await launch.front(stack)                    # then what clients reach
+
+A gateway that already runs on the configured port is attached to; else the run starts its own. Everything that `auto` and 0
+leave open in the config is decided here. Used by assemble.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from areal.base.logs import announce, warn
+from areal.cluster.run_folder import RunFolder
+from areal.cluster.scheduler import Job, Process, Scheduler
+from areal.config.backend_spec import parse_backend
+from areal.config.run import RunConfig
+from areal.engine.client import EngineClient
+from areal.engine.settings import EngineSettings
+from areal.gateway.attach import attach, detach, find
+from areal.gateway.state import RunFacts
+from areal.inference import connect
+from areal.inference.backend import Backend
+from areal.rollout.snapshots import Snapshot
+from areal.rollout.staleness import StalenessGate
+from areal.web.address import is_loopback
+from areal.web.client import JsonClient
+
+ALONE_PORT = 9000  # where `areal gateway` listens if nobody says otherwise
+
+
+def trains(config: RunConfig) -> bool:
+    """Whether there is a model to train. Without one (scripted backend, no actor.path) sessions are only recorded."""
+    return bool(config.actor.path)
+
+
+def algorithm_name(config: RunConfig) -> str:
+    """auto: compare samples of one task with each other where there are several, else normalise over the batch."""
+    if config.actor.algorithm != "auto":
+        return config.actor.algorithm
+    return "grpo" if config.gconfig.n_samples > 1 else "ppo"
+
+
+def threads_of(configured: int, config: RunConfig) -> int:
+    """0: an asynchronous run shares the cores between sampling and training, a synchronous one alternates."""
+    cores = os.cpu_count() or 1
+    return configured or (cores if config.rollout.max_head_offpolicyness == 0 else max(1, math.ceil(cores / 2)))
+
+
+def model_names(config: RunConfig) -> list[str]:
+    """Names under which clients may ask for the policy; `default` first."""
+    route = config.model_routing.policy_model if config.model_routing else None
+    names = ["default", config.actor.path, "policy_model", *([route.model_id] if route else [])]
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def announce_gateway(url: str) -> None:
+    """The line that people and scripts wait for."""
+    announce("RLTrainer", f"Proxy gateway available at {url}")
+    if is_loopback(urlsplit(url).hostname or ""):
+        announce(
+            "RLTrainer", "it listens on loopback only; rollout.agent.gateway_host=0.0.0.0 and an admin key open it"
+        )
+
+
+def _loopback_past_proxies() -> dict[str, str]:
+    """For agents inside a worker: their HTTP clients read the proxy variables, and their own gateway is on loopback."""
+    listed = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    names = ",".join(filter(None, [listed, "127.0.0.1", "localhost", "::1"]))
+    return {"NO_PROXY": names, "no_proxy": names}
+
+
+class Launch:
+    """Starts the processes of one run and connects to them."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        scheduler: Scheduler,
+        gate: StalenessGate,
+        model_dir: Path | None,
+        run_id: str,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.scheduler = scheduler
+        self.gate = gate
+        self.model_dir = model_dir
+        self.token = scheduler.run_token
+        self.run_id = run_id
+        self.server_urls: list[str] = []
+
+    async def servers_and_rank(
+        self, stack: AsyncExitStack, found: Snapshot | None
+    ) -> tuple[list[Backend], EngineClient | None]:
+        """Inference servers and the rank, started side by side; no rank where nothing is trained."""
+        spec = parse_backend(self.config.rollout.backend)
+        jobs = [Job(f"server-{k}", *self._server_job(spec.name)) for k in range(spec.size)]
+        if trains(self.config):
+            jobs.append(self._rank_job())
+        ready = await self._ready(await self.scheduler.start(*jobs))
+        self.server_urls = [facts["url"] for facts in ready[: spec.size]]
+        backends = [connect(spec.name, url, self.token) for url in self.server_urls]
+        for backend in backends:
+            stack.push_async_callback(backend.close)
+        if not trains(self.config):
+            return backends, None
+        engine = await stack.enter_async_context(EngineClient(ready[-1]["url"], self.token))
+        if found:
+            await engine.restore(str(found.path))
+        return backends, engine
+
+    def _rank_job(self) -> Job:
+        settings = EngineSettings.of(
+            self.config.actor,
+            model_dir=str(self.model_dir),
+            algorithm=algorithm_name(self.config),
+            threads=threads_of(self.config.actor.threads, self.config),
+            total_steps=self.config.total_train_steps,
+            seed=self.config.seed,
+            deterministic=self.config.rollout.native.deterministic,
+            transfer=self.config.weights.transfer,
+        )
+        return Job("rank-0", "areal.engine.worker", settings.spec())
+
+    async def front(self, stack: AsyncExitStack) -> tuple[list[JsonClient], str]:
+        """Rollout workers, then the gateway that leads to them."""
+        config = self.config
+        common = {
+            "store_url": self.folder.store_url,
+            "signing_key_path": str(self.folder.signing_key),
+            "config": config.model_dump(mode="json"),
+        }
+        jobs = [
+            Job(
+                f"worker-{k}",
+                "areal.rollout.worker",
+                common
+                | {
+                    "worker_id": f"w{k}",
+                    "model_dir": str(self.model_dir),
+                    "servers": [self.server_urls[k % len(self.server_urls)]],
+                    "policy_names": model_names(config),
+                },
+                env=_loopback_past_proxies(),
+            )
+            for k in range(config.rollout.workers)
+        ]
+        ready = await self._ready(await self.scheduler.start(*jobs))
+        workers = [await stack.enter_async_context(JsonClient(facts["url"], bearer=self.token)) for facts in ready]
+        return workers, await self._attached_gateway(stack) or await self._own_gateway()
+
+    async def _attached_gateway(self, stack: AsyncExitStack) -> str | None:
+        """The URL of a gateway that was started before us and now serves this run; None if there is none."""
+        agent = self.config.rollout.agent
+        ports = [agent.gateway_port] if agent.gateway_port else []
+        if agent.framework or agent.internal_token or self.config.api_gateway:
+            ports.append(ALONE_PORT)
+        handle = await find([f"http://localhost:{port}" for port in ports], say=lambda text: warn("RLTrainer", text))
+        if handle is None:
+            return None
+        facts = RunFacts(
+            run_id=self.run_id,
+            pid=os.getpid(),
+            store_url=self.folder.store_url,
+            signing_key_path=str(self.folder.signing_key),
+            admin_api_key=agent.admin_api_key,
+            model_names=tuple(model_names(self.config)),
+        )
+        await attach(handle, facts)
+        stack.push_async_callback(detach, handle, facts)
+        return handle.url
+
+    async def _own_gateway(self) -> str:
+        job = Job("gateway", "areal.gateway.server", self._gateway_spec())
+        [gateway] = await self._ready(await self.scheduler.start(job))
+        return str(gateway["url"])
+
+    async def _ready(self, processes: list[Process]) -> list[dict[str, Any]]:
+        timeout = self.config.scheduler.startup_timeout_seconds
+        return list(await asyncio.gather(*(process.ready(timeout) for process in processes)))
+
+    def _server_job(self, name: str) -> tuple[str, dict[str, Any]]:
+        if name == "scripted":
+            return "areal.inference.scripted.server", {"path": str(Path(self.config.rollout.scripted.path).absolute())}
+        native = self.config.rollout.native
+        return "areal.inference.native.server", native.model_dump(mode="json") | {
+            "model_dir": str(self.model_dir),
+            "threads": threads_of(native.threads, self.config),
+            "version": self.gate.current.label,
+        }
+
+    def _gateway_spec(self) -> dict[str, Any]:
+        agent = self.config.rollout.agent
+        return {
+            "host": agent.gateway_host or ("127.0.0.1" if self.config.scheduler.type == "local" else "0.0.0.0"),
+            "port": agent.gateway_port,
+            "log_dir": str(self.folder.logs),
+            "store_url": self.folder.store_url,
+            "signing_key_path": str(self.folder.signing_key),
+            "admin_api_key": agent.admin_api_key,
+            "run_id": self.run_id,
+            "model_names": model_names(self.config),
+            "max_body_bytes": agent.max_body_bytes,
+        }
