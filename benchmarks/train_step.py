@@ -51,7 +51,7 @@ def make_row(ids: list[int], prompt: int, sequence: int) -> Row:
     )
 
 
-def ragged_rows(rng: np.random.Generator, count: int = 32) -> list[Row]:
+def ragged_rows(rng: np.random.Generator, count: int = 24) -> list[Row]:
     rows = []
     for k in range(count):
         prompt, output = int(rng.integers(8, 60)), int(rng.integers(8, 100))

@@ -39,7 +39,7 @@ class EngineSettings(Section):
     behave_imp_weight_cap: float | None = 5.0
     loss_aggregation: LossAggregation = "token_mean"
     mini_batch_size: int | None = None
-    max_tokens_per_mb: int = 4096
+    max_tokens_per_mb: int = 1024
     gradient_checkpointing: bool = False
 
     @classmethod
