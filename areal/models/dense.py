@@ -71,19 +71,19 @@ class DenseNet:
         device: torch.device,
         positions: int,
     ) -> DenseNet:
-        """From Hugging Face names (see DenseConfig.parameter_shapes). Copies: the given tensors may be freed or
-        overwritten afterwards. Raises ShapeError."""
+        """From Hugging Face names (see DenseConfig.parameter_shapes). Nothing is shared with the given tensors: they may
+        be freed or overwritten afterwards. Raises ShapeError."""
         check_tensors(tensors, config.parameter_shapes())
 
         def get(name: str) -> Tensor:
-            return tensors[name].to(device=device, dtype=dtype, copy=True)
+            return tensors[name].to(device=device, dtype=dtype)
 
-        embedding = get("model.embed_tokens.weight")
+        embedding = get("model.embed_tokens.weight").clone()
         return cls(
             config,
             embedding,
             [_fuse_layer(config, f"model.layers.{i}.", get) for i in range(config.layers)],
-            get("model.norm.weight"),
+            get("model.norm.weight").clone(),
             Linear(embedding if config.tied else get("lm_head.weight")),
             rotation_table(config.rope.inverse_frequencies(config.head_dim), positions, device),
         )
@@ -137,13 +137,13 @@ def _fuse_layer(config: DenseConfig, at: str, get: Callable[[str], Tensor]) -> _
         q_norm, k_norm = (interleave(get(f"{at}self_attn.{n}_norm.weight"), config.head_dim) for n in "qk")
         qk_norm = torch.cat([q_norm.expand(config.heads, -1), k_norm.expand(config.kv_heads, -1)])
     return _Layer(
-        attention_norm=get(f"{at}input_layernorm.weight"),
+        attention_norm=get(f"{at}input_layernorm.weight").clone(),
         qkv=Linear(qkv("weight"), qkv("bias") if config.qkv_bias else None),
         qk_norm=qk_norm,
         out=Linear(
             projection("o", paired=False), projection("o", paired=False, kind="bias") if config.o_bias else None
         ),
-        mlp_norm=get(f"{at}post_attention_layernorm.weight"),
+        mlp_norm=get(f"{at}post_attention_layernorm.weight").clone(),
         gate_up=Linear(torch.cat([get(f"{at}mlp.gate_proj.weight"), get(f"{at}mlp.up_proj.weight")])),
         down=Linear(get(f"{at}mlp.down_proj.weight")),
     )

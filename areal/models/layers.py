@@ -9,6 +9,7 @@ On CPUs that have them, oneDNN's blocked layout makes the small batches of decod
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+@functools.cache
 def _blocked_kernels_work() -> bool:
-    """Whether this torch and this CPU have oneDNN's packed linear; asked once, by doing it."""
+    """Whether this torch and this CPU have oneDNN's packed linear; found out by doing it."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:
@@ -31,16 +33,12 @@ def _blocked_kernels_work() -> bool:
 
 
 class Linear:
-    """x @ weight.T + bias for a fixed weight [out, in] (kept as given, or packed and the original let go)."""
-
-    blocked: bool | None = None  # of the class: found at first use
+    """x @ weight.T + bias for a fixed weight [out, in]. It is packed, or else copied: the given one may change later."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        if Linear.blocked is None:
-            Linear.blocked = _blocked_kernels_work()
-        self._packed = Linear.blocked and weight.device.type == "cpu" and weight.dtype == torch.float32
-        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
-        self._bias = bias
+        self._packed = weight.device.type == "cpu" and weight.dtype == torch.float32 and _blocked_kernels_work()
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight.clone()
+        self._bias = None if bias is None else bias.clone()
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, in] -> [n, out]."""

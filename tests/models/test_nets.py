@@ -94,6 +94,19 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_net_shares_nothing_with_the_tensors_it_was_made_of(llama: Path, dtype: torch.dtype) -> None:
+    config = read_config(llama)
+    tensors = {name: t.to(dtype) for name, t in load_tensors(llama, config.parameter_shapes()).items()}
+    net = DenseNet.from_tensors(config, tensors, dtype=dtype, device=CPU, positions=16)
+    ids = torch.arange(10)
+    before = net.logits(net.forward(ids, ids, causal(config)))
+    for tensor in tensors.values():
+        tensor.fill_(torch.nan)
+    assert torch.equal(net.logits(net.forward(ids, ids, causal(config))), before)
+
+
 @torch.inference_mode()
 def test_bfloat16_logits_are_near_the_exact_ones(tmp_path: Path) -> None:
     folder = save(reference(CONFIGS["qwen3"]), tmp_path / "net")
