@@ -18,7 +18,7 @@ from areal.base.metrics import read_metrics
 from areal.rollout.snapshots import latest
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 30
+STEPS = 40
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_trainer_and_sampler_agree_on_every_token_of_the_current_version(run: Pa
 def test_rollout_and_training_overlap_and_no_token_is_older_than_the_lag(run: Path) -> None:
     trained, generated = lines(run, "train"), lines(run, "rollout")
     assert [row["step"] for row in trained] == list(range(STEPS))
-    assert max(int(row["lag_max"]) for row in trained) in (1, 2)  # it is asynchronous, within the bound
+    assert max(int(row["lag_max"]) for row in trained) == 1  # it is asynchronous, within the bound
     order = [(row["ts"], part) for part, rows in (("t", trained), ("r", generated)) for row in rows]
     parts = "".join(part for _, part in sorted(order))
     assert "rr" in parts or "tt" in parts, "strictly alternating lines: that is a synchronous run"
