@@ -71,7 +71,7 @@ class NativeConfig(Section):
     threads: int = Field(0, ge=0)
     """CPU threads; 0 = half of the cores in an asynchronous run, all of them in a synchronous one."""
     deterministic: bool = False
-    """Fix the batch composition so that a run repeats bit for bit (slower; used by tests)."""
+    """Fix the batch composition so that a run repeats bit for bit (slower, without prefix reuse; used by tests)."""
 
 
 class ScriptedConfig(Section):
