@@ -66,19 +66,9 @@ class PolicyNet:
 
 def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False) -> PolicyNet:
     """The model of this folder, ready to train. Raises ConfigError naming the folder when it cannot be."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     if not (Path(model_dir) / "config.json").is_file():
         raise ConfigError(f"{model_dir} has no config.json; actor.path must be a folder of a Hugging Face model")
-    _register_attention()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load the model in {model_dir}: {error}") from error
+    model = _from_pretrained(model_dir, DTYPES[dtype])
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     if unknown := kinds - {"full_attention", "sliding_attention"}:
         raise ConfigError(
@@ -97,10 +87,46 @@ def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_check
     return policy
 
 
-def _register_attention() -> None:
-    from transformers import AttentionInterface
+def _from_pretrained(model_dir: str | os.PathLike[str], dtype: torch.dtype) -> Any:
+    from safetensors import SafetensorError
+    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     AttentionInterface.register(ATTENTION, forest_attention)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,  # never unpickle a .bin
+        )
+        _check_names(model, Path(model_dir))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"cannot load the model in {model_dir}: {error}") from error
+    return model
+
+
+def _check_names(model: Any, folder: Path) -> None:
+    """Every weight must stand in the folder under a name it is trained under: none made up at random (a checkpoint with
+    gaps loads with a mere warning), none renamed or fused on the way in, since weights go out under the names in memory."""
+    from safetensors import safe_open
+
+    on_disk: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            on_disk |= set(opened.keys())
+    aliases: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict().items():
+        aliases.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), []).append(name)
+    for names in aliases.values():
+        if not on_disk & set(names):
+            raise ConfigError(
+                f"{folder} has no weight {names[0]!r}, which {type(model).__name__} trains: the checkpoint is incomplete, or of "
+                "a family whose weights are renamed while loading (fused experts), which this engine cannot publish yet"
+            )
 
 
 def forest_attention(

@@ -1,0 +1,121 @@
+"""Families of transformers: trained through the packed path where it is exact, refused with a sentence where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from areal.base.errors import ConfigError
+from areal.engine.batch import pack
+from areal.engine.commands import Row
+from areal.engine.model import load_policy
+from areal.engine.rows import decode_row
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def write(family: str, folder: Path, **changes: Any) -> Path:
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{family}Config")(**(SIZES | changes))
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Llama", {"tie_word_embeddings": True}),
+        ("Llama", {"attention_dropout": 0.5}),
+        ("Qwen2", {}),
+        ("Qwen3", {"head_dim": 8}),
+        ("Mistral", {"sliding_window": 6}),
+        ("Gemma3Text", {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("Phi", {"attention_dropout": 0.0, "resid_pdrop": 0.3}),
+    ],
+)
+def test_the_packed_path_equals_the_models_own_logits(
+    tmp_path: Path, family: str, changes: dict[str, Any], group_rows: Callable[..., list[Row]]
+) -> None:
+    name = "Gemma3" if family == "Gemma3Text" else family
+    if family == "Gemma3Text":
+        torch.manual_seed(3)
+        config = transformers.Gemma3TextConfig(**(SIZES | changes))
+        transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    else:
+        write(name, tmp_path, **changes)
+    policy = load_policy(tmp_path, dtype="float32")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    rows = [decode_row(row) for row in group_rows(groups=2)]
+    [packed] = pack(rows, max_tokens=10_000)
+    with torch.no_grad():
+        ours, _ = policy.logprobs(packed)
+        for r, row in enumerate(rows):
+            logits = model(input_ids=torch.from_numpy(row.ids).long()[None], use_cache=False).logits[0, :-1]
+            logp = (logits / torch.from_numpy(row.temperatures)[1:, None]).log_softmax(-1)
+            own = packed.row == r
+            at = torch.from_numpy(packed.position[own])
+            expected = logp.gather(1, torch.from_numpy(row.ids[1:]).long()[:, None])[:, 0][at - 1]
+            torch.testing.assert_close(ours[torch.from_numpy(own)], expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("Granite", {"logits_scaling": 4.0}, "differ from GraniteForCausalLM's own"),
+        ("Gemma2", {"head_dim": 8, "attn_logit_softcapping": 5.0}, "cannot load the model"),
+        (
+            "Qwen3Moe",
+            {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+            "renamed while loading",
+        ),
+        ("Cohere", {"logit_scale": 0.1}, "differ from CohereForCausalLM's own"),
+    ],
+)
+def test_what_the_packed_path_cannot_do_is_refused_at_load(
+    tmp_path: Path, family: str, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_policy(write(family, tmp_path, **changes), dtype="float32")
+
+
+def test_a_broken_weights_file_is_a_sentence(tmp_path: Path) -> None:
+    write("Llama", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0garbage!")
+    with pytest.raises(ConfigError, match="cannot load the model in"):
+        load_policy(tmp_path, dtype="float32")
+
+
+def test_a_checkpoint_with_a_gap_is_refused(tmp_path: Path) -> None:
+    """transformers would fill it with random numbers and a warning."""
+    write("Llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        load_policy(tmp_path, dtype="float32")
+
+
+def test_t110_pickled_weights_are_not_opened(tmp_path: Path) -> None:
+    write("Llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="cannot load the model in"):
+        load_policy(tmp_path, dtype="float32")
