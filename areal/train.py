@@ -33,6 +33,8 @@ from areal.rollout.batcher import Batch
 from areal.rollout.report import RolloutReporter
 from areal.tools.summary import finish
 
+DEATH_S = 2.0  # a broken link is seen before the end of the process behind it
+
 
 async def train(run: Run) -> None:
     """The whole run, from its first step to total_train_steps, or until somebody asks it to stop."""
@@ -161,7 +163,9 @@ async def _watched(work: Coroutine[Any, Any, None], scheduler: Scheduler) -> Non
     death = asyncio.create_task(scheduler.first_death(), name="deaths")
     try:
         await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
-        if death.done() and not task.done():
+        if task.done() and task.exception() is not None:
+            await asyncio.wait({death}, timeout=DEATH_S)  # the loop may have failed because a process died
+        if death.done():
             raise death.result().death()
         await task
     finally:

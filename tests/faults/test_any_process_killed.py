@@ -1,0 +1,106 @@
+"""SIGKILL of any one process of a real run: it ends within seconds, says which process and why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOON_S = 30.0  # generous: the machine may be busy; what is tested is that nothing hangs
+
+
+@contextmanager
+def start(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that goes on until somebody stops it; killed at the end of the block whatever happens in it."""
+    command = [sys.executable, "-m", "areal.train", "--config", "configs/tiny.yaml", "--output-dir", str(folder)]
+    overrides = [
+        "total_train_steps=1000000",
+        "actor.path=tiny-qwen3",
+        "rollout.agent.gateway_port=0",
+        "evaluator.path=null",
+        "saver.freq_steps=1",
+        "gconfig.n_samples=2",
+        "train_dataset.batch_size=4",
+        f"cluster.fileroot={folder.parent}",
+    ]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, *overrides], cwd=ROOT, text=True, **pipes) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+def wait_for(what: str, folder: Path, run: subprocess.Popen[str]) -> None:
+    log = folder / "logs" / "train.log"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and what in log.read_text()):
+        assert run.poll() is None, run.stderr.read() if run.stderr else ""
+        assert time.monotonic() < deadline, f"no {what!r} in {log}"
+        time.sleep(0.1)
+
+
+def members(folder: Path) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_text()
+        except OSError:
+            continue
+        if str(folder) in command and "Z" not in (process / "stat").read_text().split(")")[-1].split()[0]:
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("victim", ["gateway", "worker-0", "server-0", "rank-0"])
+def test_the_run_ends_soon_and_names_the_process_that_died(victim: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with start(folder) as run:
+        wait_for("[train] step=0", folder, run)
+        pid = json.loads((folder / "processes" / f"{victim}.ready.json").read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        _, stderr = run.communicate(timeout=SOON_S)
+    assert run.returncode == 1
+    assert f"{victim} (pid {pid})" in stderr
+    assert "SIGKILL" in stderr
+    assert "Traceback" not in stderr
+    assert members(folder) == []
+
+
+def test_a_stopped_run_saves_and_the_same_command_goes_on_from_there(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with start(folder) as run:
+        wait_for("[train] step=1 ", folder, run)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=60) == 0
+    steps = sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+    with start(folder) as again:
+        wait_for(f"resumed from {folder / 'checkpoints' / f'step-{steps[-1]:06d}'}", folder, again)
+        wait_for(f"[train] step={steps[-1]} ", folder, again)
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(timeout=60) == 0
+    log = (folder / "logs" / "train.log").read_text().splitlines()
+    headers = [line.split()[1] for line in log if line.startswith("# run_id=")]
+    assert len(headers) == 2
+    assert len(set(headers)) == 1, "a resume continues its own run id"
+    assert members(folder) == []
+
+
+def test_a_controller_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with start(folder) as run:
+        wait_for("[train] step=0", folder, run)
+        run.kill()
+    deadline = time.monotonic() + SOON_S
+    while members(folder):
+        assert time.monotonic() < deadline, members(folder)
+        time.sleep(0.2)
