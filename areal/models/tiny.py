@@ -36,7 +36,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-_MEDIOCRE = 0.3  # where the warm-up stops
+_DOUBT = 0.5  # part of every digit's label that says nothing; a perfect pupil is then right with probability 0.41
+_MEDIOCRE = 0.35  # where the warm-up stops
 _MOST_STEPS = 1000
 
 
@@ -136,25 +137,30 @@ _CONFIGS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 
 
 def _teach_sums(model: Any) -> None:
-    """Supervised steps on all one-digit sums, stopped as soon as a sampled answer is right with probability _MEDIOCRE.
+    """Supervised steps on all one-digit sums until a sampled answer is right with probability _MEDIOCRE (exact, over all 100).
 
-    The probability is exact: the mean over all 100 sums of P(both digits, then the end), at temperature 1.
-    """
+    Each digit's label is _DOUBT parts spread evenly and the rest on the right one, so the net comes to know the sums but says
+    them without conviction: steady under reinforcement, which a net stopped early on hard labels is not (measured)."""
     tokenizer = build_tokenizer()
     sums = [(x, y) for x in range(10) for y in range(10)]
     texts = [render(sum_prompt(x, y)) + sum_answer(x, y) + "<|im_end|>" for x, y in sums]
     ids = torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(texts)])
-    answers = ids[:, -3:, None]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    answers = ids[:, -3:, None]  # two digits and the end
+    digits = torch.tensor([tokenizer.token_to_id(character) for character in "0123456789"])
+    labels = torch.zeros(len(sums), 3, tokenizer.get_vocab_size())
+    labels[:, 0, digits[:2]] = _DOUBT / 2
+    labels[:, 1, digits] = _DOUBT / 10
+    certain = torch.tensor([1 - _DOUBT, 1 - _DOUBT, 1.0]).expand(len(sums), 3)
+    labels.scatter_add_(2, answers, certain[:, :, None])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
     model.train()
     for _ in range(_MOST_STEPS):
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=4).logits[:, :-1]
-        logprobs = logits.log_softmax(-1).gather(2, answers).squeeze(2)  # [100, 3]: two digits and the end
-        if logprobs.sum(1).exp().mean() >= _MEDIOCRE:
+        logprobs = model(input_ids=ids, use_cache=False, logits_to_keep=4).logits[:, :-1].log_softmax(-1)
+        if logprobs.gather(2, answers).sum((1, 2)).exp().mean() >= _MEDIOCRE:
             model.eval()
             return
         optimizer.zero_grad()
-        (-logprobs.mean()).backward()
+        (-(logprobs * labels).sum(-1).mean()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     raise TrainingError(f"the tiny net did not learn its sums in {_MOST_STEPS} steps; try another seed")
