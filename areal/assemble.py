@@ -30,14 +30,14 @@ from areal.base.types import Limits
 from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
-from areal.config.backend_spec import parse_backend
 from areal.config.run import RunConfig
 from areal.config.show import masked_yaml
-from areal.config.supported import refuse_unsupported
+from areal.config.startable import refuse_unstartable
 from areal.engine.client import EngineClient
 from areal.inference.backend import Backend
 from areal.launch import Launch, algorithm_name, announce_gateway, trains
 from areal.models.fetch import resolve
+from areal.models.torch_install import check_torch
 from areal.rollout import metrics as _declared  # noqa: F401  declares the names written by train.py
 from areal.rollout.batcher import Batcher
 from areal.rollout.datasets import endless, read_tasks
@@ -114,25 +114,8 @@ class Run:
 
 def check(config: RunConfig) -> None:
     """Everything that can be known to be wrong before a process starts. Raises ConfigError with all reasons."""
-    refuse_unsupported(config)
-    if config.rollout.agent.mode == "inline" and not (config.rollout.agent.path and config.train_dataset.path):
-        raise ConfigError(
-            "rollout.agent.mode is inline but there is no agent or no tasks: set rollout.agent.path (module:attribute) and "
-            "train_dataset.path (JSONL), or rollout.agent.mode=online to let agents come over HTTP"
-        )
-    needed = config.train_dataset.batch_size
-    if config.rollout.queue_size is not None and config.rollout.queue_size < needed:
-        raise ConfigError(
-            f"rollout.queue_size={config.rollout.queue_size} never holds the {needed} groups that one step needs: raise it to "
-            f"{needed} or more, or lower train_dataset.batch_size"
-        )
-    if config.evaluator.path and not (config.evaluator.agent or config.rollout.agent.path):
-        raise ConfigError("evaluator.path needs an agent to try its tasks: set evaluator.agent (module:attribute)")
-    scripted = parse_backend(config.rollout.backend).name == "scripted"
-    if scripted and not config.rollout.scripted.path:
-        raise ConfigError("rollout.backend is scripted: name its file in rollout.scripted.path (docs/scripted.md)")
-    if not config.actor.path and not scripted:
-        raise ConfigError("actor.path is empty: name a model folder, a hub id, or a bundled model such as smollm2-135m")
+    refuse_unstartable(config)
+    check_torch()
 
 
 @asynccontextmanager

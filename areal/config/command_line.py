@@ -22,7 +22,7 @@ from areal.base.redact import redact
 from areal.config.load import resolve
 from areal.config.run import RunConfig
 from areal.config.show import masked_yaml
-from areal.config.supported import reasons
+from areal.config.startable import why_not
 
 
 class Trainer(Protocol):
@@ -94,7 +94,7 @@ def show(command: Command) -> None:
     """The resolved tree on stdout; on stderr the notes, and what would keep it from starting."""
     print(masked_yaml(command.config), end="")
     _say_notes(command)
-    for reason in reasons(command.config):
+    for reason in why_not(command.config):
         print(f"would not start: {redact(reason)}", file=sys.stderr)
 
 

@@ -1,9 +1,8 @@
 """What a valid configuration may ask for that this version does not do: refused with the reason, never ignored.
 
-    refuse_unsupported(config)          # ConfigError with one line per reason; also shown by --dry-run
-    reasons(config)                     # the same lines as a list
+    reasons(config)                     # one sentence each; startable.py adds what keys need of each other
 
-One table, one line per key. A line goes away in the change that builds what it refuses. Used by assemble.py.
+One table, one line per key. A line goes away in the change that builds what it refuses. Used by startable.py.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from areal.base.errors import ConfigError
 from areal.config.backend_spec import parse_backend
 from areal.config.keys import keys_of
 from areal.config.rollout import AgentConfig
@@ -105,13 +103,6 @@ def reasons(config: RunConfig) -> list[str]:
             shown = f"={value}" if isinstance(value, str | int) and not keys_of(RunConfig)[refusal.path].secret else ""
             found.append(f"{refusal.path}{shown}: {refusal.reason}")
     return found + _contradictions(config) + _placeholders(config)
-
-
-def refuse_unsupported(config: RunConfig) -> None:
-    """Raises ConfigError with all `reasons`."""
-    found = reasons(config)
-    if found:
-        raise ConfigError("\n".join(found))
 
 
 def _contradictions(config: RunConfig) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from areal.config.keys import keys_of, paths_of
 from areal.config.load import resolve
 from areal.config.run import RunConfig
 from areal.config.show import masked_tree, masked_yaml
-from areal.config.supported import REFUSALS, reasons, refuse_unsupported
+from areal.config.startable import refuse_unstartable, why_not
+from areal.config.supported import REFUSALS, reasons
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SECRET = "sk-upstream-0123456789-tail"
@@ -176,8 +178,38 @@ def test_what_is_not_built_is_refused_with_every_reason_and_placeholders_too(in_
         assert part in text
     assert "model_routing.reward_model.model_id is still the placeholder" in text
     with pytest.raises(ConfigError, match="placeholder"):
-        refuse_unsupported(resolve(None, ["rollout.agent.internal_token=sk-你的key"]).config)
+        refuse_unstartable(resolve(None, ["rollout.agent.internal_token=sk-你的key"]).config)
     assert reasons(RunConfig()) == []
+
+
+ONLINE = ("rollout.agent.mode=online", "actor.path=smollm2-135m")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("actor.path=m",), "there is no agent or no tasks"),
+        (("rollout.agent.mode=online",), "actor.path is empty"),
+        ((*ONLINE, "train_dataset.path=t.jsonl"), "train_dataset.path=t.jsonl: agents that come over HTTP"),
+        ((*ONLINE, "evaluator.path=t.jsonl"), "evaluator.path needs an agent"),
+        ((*ONLINE, "evaluator.agent=a:b"), "evaluator.agent=a:b: there are no tasks for it"),
+        ((*ONLINE, "rollout.backend=scripted:d1"), "name its file in rollout.scripted.path"),
+        ((*ONLINE, "rollout.scripted.path=s.jsonl"), "rollout.backend=native:d1 plays no script"),
+        ((*ONLINE, "rollout.queue_size=7"), "rollout.queue_size=7 never holds the 8 groups"),
+    ],
+)
+def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(overrides: tuple[str, ...], says: str) -> None:
+    config = resolve(None, overrides).config
+    [reason] = why_not(config)
+    assert says in reason
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        refuse_unstartable(config)
+    assert f"would not start: {reason}" in run("--dry-run", *overrides).stderr
+
+
+def test_what_is_whole_can_start() -> None:
+    assert why_not(resolve(None, ONLINE).config) == []
+    assert why_not(resolve(None, [*ONLINE, "evaluator.path=t.jsonl", "rollout.agent.path=a:b"]).config) == []
 
 
 def test_t109_the_default_admin_key_is_refused_beyond_loopback() -> None:

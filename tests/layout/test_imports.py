@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCH_FOLDERS = {"engine", "weights", "algorithms", "models"}
 # Advantages are computed on the controller, by the algorithms' own tensor maths.
 TORCH_MODULES = ("areal.inference.native",)
+LIGHT_MODULES = ("areal.models.fetch", "areal.models.torch_install", "areal.__main__", "areal.tools.plot_metrics")
 HEAVY_PACKAGES = ("torch", "transformers", "matplotlib", "safetensors", "gguf")
 
 
@@ -74,7 +75,7 @@ def _light_modules(modules: list[Any]) -> list[str]:
     light = [module.name for module in modules if module.folder in {"base", "config", "web", "chat", "store", "proxy"}]
     light += [module.name for module in modules if module.folder in {"gateway", "cluster"}]
     light += [m.name for m in modules if m.folder == "inference" and not m.name.startswith("areal.inference.native")]
-    light += [m.name for m in modules if m.name in ("areal.models.fetch", "areal.__main__", "areal.tools.plot_metrics")]
+    light += [m.name for m in modules if m.name in LIGHT_MODULES]
     return [name for name in light if not name.endswith(".__main__")]
 
 

@@ -25,6 +25,7 @@ from areal.inference.native.runner import NativeBackend, receive_through
 from areal.inference.native.scheduler import EngineSettings
 from areal.models.dense import DenseNet
 from areal.models.dense_config import read_config
+from areal.models.torch_install import check_torch
 from areal.web.address import bind
 from areal.web.serve import serve
 
@@ -54,6 +55,7 @@ class ServerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def main(spec: ChildSpec) -> None:
     """Serve until SIGTERM. Raises ConfigError for a wrong spec or model; what broke the engine, if it breaks."""
     job = read_job(spec)
+    check_torch()
     if job.threads:
         torch.set_num_threads(job.threads)
     sock = bind(job.host, job.port, setting="the native server's port")

@@ -1,0 +1,69 @@
+"""What keeps a valid configuration from starting: what this version does not do, what is missing, what is said in vain.
+
+    why_not(config)             # sentences, all of them; --dry-run shows them
+    refuse_unstartable(config)  # ConfigError with them, before anything starts
+
+What is not built is supported.py's table; what several keys need of each other stands here. Used by assemble.py and
+command_line.py.
+"""
+
+from __future__ import annotations
+
+from areal.base.errors import ConfigError
+from areal.config.backend_spec import parse_backend
+from areal.config.run import RunConfig
+from areal.config.supported import reasons
+
+
+def why_not(config: RunConfig) -> list[str]:
+    """One line per reason; empty for what can start."""
+    return reasons(config) + _agents_and_tasks(config) + _model_and_queue(config)
+
+
+def refuse_unstartable(config: RunConfig) -> None:
+    """Raises ConfigError with all of `why_not`."""
+    found = why_not(config)
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def _agents_and_tasks(config: RunConfig) -> list[str]:
+    agent, tasks, evaluator, found = config.rollout.agent, config.train_dataset.path, config.evaluator, []
+    if agent.mode == "inline" and not (agent.path and tasks):
+        found.append(
+            "rollout.agent.mode is inline but there is no agent or no tasks: set rollout.agent.path (module:attribute) and "
+            "train_dataset.path (JSONL), or rollout.agent.mode=online to let agents come over HTTP"
+        )
+    if agent.mode == "online" and tasks:
+        found.append(
+            f"train_dataset.path={tasks}: agents that come over HTTP bring their own tasks, so nobody reads it; take it out, or "
+            "set rollout.agent.mode=inline"
+        )
+    if evaluator.path and not (evaluator.agent or agent.path):
+        found.append("evaluator.path needs an agent to try its tasks: set evaluator.agent (module:attribute)")
+    if evaluator.agent and not evaluator.path:
+        found.append(
+            f"evaluator.agent={evaluator.agent}: there are no tasks for it; set evaluator.path, or take it out"
+        )
+    return found
+
+
+def _model_and_queue(config: RunConfig) -> list[str]:
+    found = []
+    scripted, script = parse_backend(config.rollout.backend).name == "scripted", config.rollout.scripted.path
+    if scripted and not script:
+        found.append("rollout.backend is scripted: name its file in rollout.scripted.path (docs/scripted.md)")
+    if script and not scripted:
+        found.append(
+            f"rollout.scripted.path={script}: rollout.backend={config.rollout.backend} plays no script; take it out, or set "
+            "rollout.backend=scripted:d1"
+        )
+    if not config.actor.path and not scripted:
+        found.append("actor.path is empty: name a model folder, a hub id, or a bundled model such as smollm2-135m")
+    queue_size, needed = config.rollout.queue_size, config.train_dataset.batch_size
+    if queue_size is not None and queue_size < needed:
+        found.append(
+            f"rollout.queue_size={queue_size} never holds the {needed} groups that one step needs: raise it to "
+            f"{needed} or more, or lower train_dataset.batch_size"
+        )
+    return found
