@@ -41,6 +41,7 @@ from areal.engine.commands import (
 from areal.engine.engine import TrainEngine
 from areal.engine.frames import read_frame, write_frame
 from areal.engine.settings import EngineSettings
+from areal.models.torch_install import check_torch
 from areal.weights import Source, source
 
 HELLO_BYTES = 4096
@@ -150,11 +151,11 @@ async def main(spec: ChildSpec) -> None:
         settings = EngineSettings.model_validate(dict(spec.job))
     except ValidationError as error:
         raise ConfigError(f"the spec of {spec.name} does not fit this version of areal: {error}") from None
-    thread = ThreadPoolExecutor(
-        1, thread_name_prefix="engine"
-    )  # torch's thread count is set in it, by TrainEngine.load
+    check_torch()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="engine")  # TrainEngine.load sets torch's thread count in it
     engine = await asyncio.get_running_loop().run_in_executor(thread, TrainEngine.load, settings)
-    rank = RankServer(engine, source(settings.transfer, spec.run_dir), thread, spec.run_token)
+    weights = source(settings.transfer, spec.run_dir)
+    rank = RankServer(engine, weights, thread, spec.run_token)
     server = await asyncio.start_server(rank.serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
     report_ready(spec, url=f"tcp://{host}:{port}")
@@ -163,10 +164,12 @@ async def main(spec: ChildSpec) -> None:
     finally:
         server.close()
         await rank.finish_writing()
-        # A training step cannot be interrupted inside torch, and the interpreter would wait for its thread: leave now.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if asyncio.current_task() is not None and rank.busy:
+        weights.close()
+        if (
+            rank.busy
+        ):  # a training step cannot be interrupted inside torch, and the interpreter would wait for its thread
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(0)
 
 

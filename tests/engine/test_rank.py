@@ -26,6 +26,7 @@ from areal.engine.engine import TrainEngine
 from areal.engine.frames import read_frame, write_frame
 from areal.engine.settings import EngineSettings
 from areal.weights import sink
+from areal.weights.shared_memory import FOLDER, run_prefix
 
 TOKEN = "run-token-of-the-test"
 MakeSettings = Callable[..., EngineSettings]
@@ -189,13 +190,17 @@ async def test_sigterm_ends_it_with_zero_also_in_mid_step(
     idle = start_rank()
     idle.process.terminate()
     assert await asyncio.to_thread(idle.process.wait, 30) == 0
-    rank = start_rank(max_tokens_per_mb=64)
+    rank = start_rank(max_tokens_per_mb=64, transfer="shared_memory")
     async with EngineClient(rank.url, TOKEN) as client:
+        await client.publish(1)
+        published = f"{run_prefix(rank.run_dir)}*"
+        assert list(FOLDER.glob(published))
         step = asyncio.create_task(client.train_step(group_rows(groups=400), 0, 0))
         await asyncio.sleep(0.5)
         async with EngineClient(rank.url, TOKEN):  # said hello in mid-step: the loop keeps answering
             assert not step.done()
         rank.process.terminate()
         assert await asyncio.to_thread(rank.process.wait, 60) == 0
+        assert not list(FOLDER.glob(published))
         with pytest.raises(ProcessDied, match="is gone"):
             await step
