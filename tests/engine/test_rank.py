@@ -66,7 +66,7 @@ def start_rank(tmp_path: Path, make_settings: MakeSettings) -> Iterator[Callable
     started: list[Rank] = []
 
     def start(**changes: Any) -> Rank:
-        started.append(_start(tmp_path / f"run{len(started)}", make_settings(transfer="disk", **changes)))
+        started.append(_start(tmp_path / f"run{len(started)}", make_settings(**{"transfer": "disk", **changes})))
         return started[-1]
 
     yield start
