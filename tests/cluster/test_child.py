@@ -134,7 +134,9 @@ ORPHAN = """
 import subprocess
 def main(spec):
     {trap}
-    grandchild = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(120)"])
+    grandchild = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); "
+        "print(flush=True); time.sleep(120)"], stdout=subprocess.PIPE)
+    grandchild.stdout.readline()    # from now on it ignores SIGTERM
     report_ready(spec, grandchild=grandchild.pid)
     time.sleep(120)
 if __name__ == "__main__":

@@ -169,6 +169,7 @@ def main(spec):
     middle = [sys.executable, "-c", "import subprocess as s, sys; "
         "print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"]
     orphan = int(subprocess.run(middle + PLAIN, capture_output=True, text=True).stdout)   # its parent has ended
+    time.sleep(0.5)                                                # by now they ignore SIGTERM, mostly
     report_ready(spec, pids=[each.pid for each in started] + [orphan])
     time.sleep(120)
 """

@@ -17,13 +17,14 @@ CHILD = """
 import os, signal, subprocess, sys, time
 from areal.cluster.child import report_ready, run_child
 
-SLEEP = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(300)"
+SLEEP = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(300)"
 
 def main(spec):
     if spec.job["deaf"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    apart = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
-    inside = subprocess.Popen([sys.executable, "-c", SLEEP])
+    apart = subprocess.Popen([sys.executable, "-c", SLEEP], stdout=subprocess.PIPE, start_new_session=True)
+    inside = subprocess.Popen([sys.executable, "-c", SLEEP], stdout=subprocess.PIPE)
+    apart.stdout.readline(), inside.stdout.readline()       # from now on they ignore SIGTERM
     report_ready(spec, inside=inside.pid, apart=apart.pid)
     time.sleep(300)
 
