@@ -187,7 +187,7 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 def _decoded(arguments: str) -> Any:
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # a model may write anything; what nests too deep stays text
         return arguments
     return value if isinstance(value, dict) else arguments
 

@@ -55,7 +55,7 @@ class Control:
             if call == "challenge":
                 return self._challenge(msgspec.json.decode(body, type=_Challenge).nonce)
             request = msgspec.json.decode(body, type=_Proof)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:  # the latter: nested deeper than the decoder goes
             raise BadRequest(f"not a control call: {error}; both sides must be of one release of areal") from None
         self._verify(call, request)
         if call == "attach":

@@ -188,6 +188,6 @@ async def refreshed_worker(exchange: Exchange, run: Run) -> Target | None:
     body = await exchange.decoded_body()
     try:
         key = msgspec.json.decode(body or b"{}", type=_StartBody).api_key
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:  # the latter: nested deeper than the decoder goes
         raise BadRequest(f'the body of start_session is {{"task_id": "…", "api_key": null}}: {error}') from None
     return await run.directory.find(run.keys.check(key).worker) if key else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,12 @@ def test_endless_loops_and_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(template_module, "MAX_SOURCE_CHARACTERS", 10)
     with pytest.raises(ConfigError, match="11 characters"):
         ChatTemplate("x" * 11)
+
+
+def test_tool_arguments_that_nest_too_deep_stay_text() -> None:
+    deep = '{"a":' * 5000 + "1" + "}" * 5000
+    call = Message("assistant", "", tool_calls=(replace(CALL, arguments=deep),))
+    assert deep in ChatTemplate(CHATML).render([Message("user", "hi"), call], add_generation_prompt=True)
 
 
 def test_a_request_cannot_bring_its_own_template_or_messages() -> None:

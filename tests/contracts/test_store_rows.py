@@ -289,3 +289,15 @@ async def test_every_token_is_accounted_for(house: Any) -> None:
     }
     assert [one.session.id for one in await house.store.reading.recent(1, running=False)] == ["failed"]
     assert [one.label for one in await house.store.reading.versions()] == [1]
+
+
+async def test_a_reward_goes_to_the_named_answer_alone(house: Any) -> None:
+    session = await house.begin()
+    for name in ("a", "b#0", "b#1", "c"):
+        await house.sessions.add(house.interaction(session.id, 0, name=name))
+    for unknown in ("", "#", "b#", "b#2", "%", "chatcmpl-other"):
+        with pytest.raises(NotFound, match="has no interaction"):
+            await house.sessions.reward(session.id, 1.0, unknown)
+    assert await house.sessions.reward(session.id, 0.5, "b") == "b"
+    kept = {row.id: row.reward for row in await house.sessions.interactions(session.id)}
+    assert kept == {"a": None, "b#0": 0.5, "b#1": 0.5, "c": None}

@@ -117,6 +117,14 @@ async def test_t109_admin_routes_take_the_admin_key_alone(place, http, admin):
                     assert "rollout.agent.admin_api_key" in (await response.json())["error"]["message"]
 
 
+async def test_bodies_that_nest_too_deep_are_the_callers_fault(place, http, admin):
+    deep = b'{"a":' * 5000 + b"1" + b"}" * 5000
+    for path in ("/rl/start_session", "/control/attach", "/control/challenge"):
+        async with http.post(place.url + path, data=deep, headers=admin) as response:
+            assert response.status == 400, path
+            assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
 async def test_an_unknown_path_and_a_wrong_method_are_json_too(place, http):
     async with http.post(place.url + "/v1/embeddings", data=b"{}") as response:
         assert response.status == 404

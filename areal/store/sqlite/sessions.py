@@ -198,7 +198,7 @@ def _reward(
     else:
         # The bare id of a call with n > 1 choices means all of them; choice k is "<id>#k" (settled 15).
         name = interaction_id
-        chosen = [row for row in rows if row["id"] == name or row["id"].rpartition("#")[0] == name]
+        chosen = [row for row in rows if row["id"] == name or row["id"].startswith(f"{name}#")]
         if not chosen:
             raise NotFound(f"session {session_id!r} has no interaction {name!r}; use the id of one of its answers")
     for row in chosen:
