@@ -20,6 +20,7 @@ from areal.base.metrics import MetricsTable, read_metrics
 from areal.base.types import Interaction, Message
 from areal.dashboard.run_facts import RunFacts
 from areal.proxy import export
+from areal.store.admission import most_running, queue_bound
 from areal.store.base import SessionSummary, Store
 
 # The curves of the overview, in this order; a run that does not log one does not show it.
@@ -49,15 +50,14 @@ class View:
         counts, limits, version = await training.counts(), await training.limits(), await training.current_version()
         workers = await self._store.registry.workers()
         pending = counts.recorded_tokens - counts.trained_tokens - counts.masked_tokens - counts.dropped_tokens
-        slots = min(limits.max_concurrent, (limits.max_lag + 1) * limits.batch_groups) if limits else 0
         return {
             "run": self._facts.name,
             "time": time.time(),
             "version": {"label": version.label, "step": version.step} if version else None,
             "running_sessions": counts.running_sessions,
             "groups": {"running": counts.running, "accepted": counts.accepted, "consumed": counts.consumed},
-            "queue_limit": (limits.queue_size or (limits.max_lag + 1) * limits.batch_groups) if limits else 0,
-            "slots": {"free": counts.free_slots, "all": slots},
+            "queue_limit": queue_bound(limits) if limits else 0,
+            "slots": {"free": counts.free_slots, "all": most_running(limits) if limits else 0},
             "accepting": bool(limits and limits.accepting),
             "max_lag": limits.max_lag if limits else None,
             "dropped_groups": dict(counts.dropped),

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from areal.base.metrics import declare
 
-REWARD = declare("train/reward", "mean", "sum of the raw rewards of a session, mean over the batch's sessions")
-LOSS = declare("train/loss", "sum", "objective of the step")
-EVAL_REWARD = declare(
-    "eval/reward", "mean", "reward of the held-out tasks, mean; greedy unless evaluator.temperature says otherwise"
-)
+declare("train/reward", "mean", "sum of the raw rewards of a session, mean over the batch's sessions")
+declare("train/loss", "sum", "objective of the step")
+declare("eval/reward", "mean", "reward of the held-out tasks, mean; greedy unless evaluator.temperature says otherwise")
+
+for name, combine, description in (
+    ("generated", "sum", "sessions of the batch of groups that was completed"),
+    ("tokens", "sum", "tokens recorded meanwhile"),
+    ("reward", "mean", "sum of the raw rewards of a session, mean over the sessions of these groups"),
+    ("queue", "last", "finished groups waiting to be trained"),
+    ("slots", "last", "groups that may open now"),
+    ("running", "last", "sessions running now"),
+    ("version", "last", "label of the weights that are served now"),
+):
+    declare(f"rollout/{name}", combine, description)  # type: ignore[arg-type]
 
 for name, combine, description in (
     ("lag_mean", "mean", "steps that a trained token's weights were behind the trained ones"),
@@ -20,7 +29,7 @@ for name, combine, description in (
     ("entropy", "sum", "of the policy at the trained tokens, mean, in nats"),
     ("clip_ratio", "sum", "part of the trained tokens whose ratio was clipped"),
     ("dual_clip_ratio", "sum", "part of the trained tokens under the dual clip"),
-    ("approx_kl", "sum", "proximal minus current log-prob, mean over trained tokens"),
+    ("approx_kl", "sum", "of the policy from the proximal one, mean of r - 1 - log r over the trained tokens, in nats"),
     ("behave_weight_mean", "sum", "weight proximal / behaviour, mean"),
     ("behave_weight_max", "max", "the same, largest"),
     ("grad_norm", "max", "global gradient norm before clipping"),

@@ -1,9 +1,9 @@
 """The [rollout] line: every batch worth of finished groups, as it is completed, whatever training does meanwhile.
 
-    async with RolloutReporter(store.training, gate, metrics): ...
+    async with RolloutReporter(store.training, gate, metrics, on_counts=progress.counts): ...
 
 Step k is printed when the groups of batch k are complete, so the printed steps run ahead of [train] by at most lag + 1.
-Its numbers are derived from store rows. Used by train.py.
+Its numbers are derived from store rows and stand in metrics.jsonl too. Used by train.py.
 """
 
 from __future__ import annotations
@@ -14,23 +14,34 @@ from contextlib import suppress
 from typing import Self
 
 from areal.base.logs import Log, warn
+from areal.base.metrics import MetricsFile
 from areal.base.types import Counts
 from areal.rollout.staleness import StalenessGate
+from areal.store.admission import lag_bound, most_running, queue_bound
 from areal.store.base import TrainingStore
 
 POLL_S = 0.25
 
 
 class RolloutReporter:
-    """Watches the counts; remembers the latest for the progress display."""
+    """Watches the counts and hands each reading to on_counts, which the progress display draws."""
 
-    def __init__(self, training: TrainingStore, gate: StalenessGate, *, on_counts: Callable[[Counts], None]) -> None:
+    def __init__(
+        self,
+        training: TrainingStore,
+        gate: StalenessGate,
+        metrics: MetricsFile,
+        *,
+        on_counts: Callable[[Counts], None],
+    ) -> None:
         self._training = training
         self._gate = gate
+        self._metrics = metrics
         self._on_counts = on_counts
         self._log = Log("rollout")
         self._task: asyncio.Task[None] | None = None
         self._full_said = False
+        self._rewarded_until = 0.0
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._watch(), name="rollout-report")
@@ -44,6 +55,8 @@ class RolloutReporter:
 
     async def _watch(self) -> None:
         size = self._gate.limits.batch_groups
+        self._warn_of_a_queue_that_never_fills()
+        _, self._rewarded_until = await self._training.rewards_after(0.0)
         before = await self._training.counts()
         step = self._gate.current.step + before.accepted // size
         while True:
@@ -52,22 +65,35 @@ class RolloutReporter:
             self._on_counts(now)
             self._warn_when_full(now)
             while _generated(now) - _generated(before) >= size:
-                self._line(step, before, now)
+                await self._line(step, before, now)
                 step += 1
                 before = now
 
-    def _line(self, step: int, before: Counts, now: Counts) -> None:
+    async def _line(self, step: int, before: Counts, now: Counts) -> None:
         limits = self._gate.limits
-        most = min(limits.max_concurrent, (limits.max_lag + 1) * limits.batch_groups)
-        self._log.line(
-            step=step,
-            generated=(_generated(now) - _generated(before)) * limits.n_samples,
-            tokens=now.recorded_tokens - before.recorded_tokens,
-            queue=f"{now.accepted}/{limits.queue_size or (limits.max_lag + 1) * limits.batch_groups}",
-            slots=f"{now.free_slots}/{most}",
-            running=now.running_sessions,
-            version=self._gate.current.label,
-        )
+        reward, self._rewarded_until = await self._training.rewards_after(self._rewarded_until)
+        numbers = {
+            "generated": (_generated(now) - _generated(before)) * limits.n_samples,
+            "tokens": now.recorded_tokens - before.recorded_tokens,
+            "reward": reward,
+            "queue": now.accepted,
+            "slots": now.free_slots,
+            "running": now.running_sessions,
+            "version": self._gate.current.label,
+        }
+        bounds = {"queue": queue_bound(limits), "slots": most_running(limits)}
+        shown = {name: f"{value}/{bounds[name]}" if name in bounds else value for name, value in numbers.items()}
+        self._log.line(step=step, **shown)
+        self._metrics.write(step, {f"rollout/{name}": value for name, value in numbers.items()})
+
+    def _warn_of_a_queue_that_never_fills(self) -> None:
+        limits = self._gate.limits
+        if limits.queue_size > lag_bound(limits):
+            warn(
+                "Rollout",
+                f"rollout.queue_size={limits.queue_size} (async.queue_max_size) is never reached: max_head_offpolicyness="
+                f"{limits.max_lag} lets {lag_bound(limits)} groups wait; lower the first, or raise the second",
+            )
 
     def _warn_when_full(self, now: Counts) -> None:
         limit = self._gate.limits.queue_size

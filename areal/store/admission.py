@@ -8,7 +8,7 @@
 dropped. Because consumed groups leave the sum, no version and no count of the past stands in the law, and a run that
 resumes at version 10 with an empty store has exactly the room of a fresh one. queue_size, where set, bounds running + accepted
 too, so that the queue of finished groups never grows beyond it. Pure: the store applies it inside the inserting
-transaction (sqlite/sessions.py), readers apply it to derived counts.
+transaction (sqlite/groups.py), readers apply it to derived counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def tightest(limits: Limits, running: int, accepted: int) -> Bound:
     pending = running + accepted
     bounds = [
         Bound("rollout.max_concurrent_rollouts", running, limits.max_concurrent),
-        Bound("rollout.max_head_offpolicyness", pending, (limits.max_lag + 1) * limits.batch_groups),
+        Bound("rollout.max_head_offpolicyness", pending, lag_bound(limits)),
     ]
     if limits.queue_size:
         bounds.append(Bound("rollout.queue_size", pending, limits.queue_size))
@@ -47,6 +47,21 @@ def tightest(limits: Limits, running: int, accepted: int) -> Bound:
 def free_groups(limits: Limits, running: int, accepted: int) -> int:
     """Groups that may open now; never negative (a recovery can hand back more groups than the lag allows)."""
     return max(0, tightest(limits, running, accepted).free)
+
+
+def most_running(limits: Limits) -> int:
+    """Groups that can run at once where nothing waits to be trained."""
+    return min(limits.max_concurrent, lag_bound(limits))
+
+
+def queue_bound(limits: Limits) -> int:
+    """Finished groups that may wait to be trained: queue_size where it is set."""
+    return limits.queue_size or lag_bound(limits)
+
+
+def lag_bound(limits: Limits) -> int:
+    """Groups that may run or wait at once without one growing older than max_lag versions."""
+    return (limits.max_lag + 1) * limits.batch_groups
 
 
 def survivors_needed(n_samples: int) -> int:

@@ -159,6 +159,11 @@ class TrainingStore(Protocol):
         """(running, accepted) groups, at once, for loops that wait for work."""
         ...
 
+    async def rewards_after(self, moment: float) -> tuple[float | None, float]:
+        """Mean reward (sum of a session's raw rewards) over the sessions of groups accepted after `moment` (seconds since the
+        epoch), None if there is none; and the moment to ask for next time, so that each group is in one mean."""
+        ...
+
     async def counts(self) -> Counts:
         """Everything, on one snapshot. Sums tokens over the whole run (tens of ms beside 100 000 sessions)."""
         ...

@@ -69,6 +69,9 @@ class SqliteTraining:
     async def occupancy(self) -> tuple[int, int]:
         return await self._database.read(groups.occupancy)
 
+    async def rewards_after(self, moment: float) -> tuple[float | None, float]:
+        return await self._database.read(lambda connection: _rewards_after(connection, moment))
+
     async def counts(self) -> Counts:
         return await self._database.read(counts.read)
 
@@ -160,6 +163,16 @@ def _release_after(connection: sqlite3.Connection, step: int, incarnation: str) 
         f"UPDATE task_groups SET consumed_step = NULL, consumed_incarnation = NULL WHERE {lost}", (step, incarnation)
     )
     return released.rowcount
+
+
+def _rewards_after(connection: sqlite3.Connection, moment: float) -> tuple[float | None, float]:
+    mean, newest = connection.execute(
+        "SELECT avg(reward), max(accepted_at) FROM (SELECT g.accepted_at, coalesce(sum(i.reward), 0.0) AS reward "
+        "FROM task_groups g JOIN sessions s ON s.group_seq = g.seq JOIN interactions i ON i.session_seq = s.seq "
+        "WHERE g.accepted_at > ? AND s.ending IS NOT NULL AND s.drop_reason IS NULL GROUP BY s.seq)",
+        (moment,),
+    ).fetchone()
+    return mean, moment if newest is None else float(newest)
 
 
 def _version(connection: sqlite3.Connection, label: int) -> Version | None:

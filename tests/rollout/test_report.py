@@ -1,0 +1,96 @@
+"""The [rollout] line: what it says, that metrics.jsonl says the same, and the warnings about the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.base.logs import open_log, parse_line
+from areal.base.metrics import MetricsFile, read_metrics
+from areal.base.types import Limits
+from areal.rollout import metrics as _declared  # noqa: F401
+from areal.rollout.report import RolloutReporter
+from areal.rollout.staleness import StalenessGate
+from areal.store.base import Store
+
+
+class Log:
+    """train.log and metrics.jsonl of a reporter that runs while the block does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.metrics = folder / "train.log", folder / "metrics.jsonl"
+
+    def lines(self) -> list[dict[str, Any]]:
+        parsed = map(parse_line, self.path.read_text().splitlines())
+        return [line.facts for line in parsed if line is not None and line.part == "rollout"]
+
+    async def wait(self, count: int) -> list[dict[str, Any]]:
+        async with asyncio.timeout(20):
+            while len(self.lines()) < count:  # noqa: ASYNC110  a file cannot wake us
+                await asyncio.sleep(0.05)
+        return self.lines()
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
+    monkeypatch.setattr("areal.rollout.report.POLL_S", 0.02)
+    return Log(tmp_path)
+
+
+async def gate_of(store: Store, **limits: int) -> StalenessGate:
+    return await StalenessGate.open(store.training, Limits(**{"max_concurrent": 8, **limits}), incarnation="test")
+
+
+async def test_every_batch_of_groups_is_a_line_with_its_own_reward(store: Store, played: Any, log: Log) -> None:
+    gate = await gate_of(store, max_lag=3, batch_groups=2, queue_size=7)
+    counts: list[int] = []
+    await played.session("before", reward=9.0)
+    with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
+        reporter = RolloutReporter(
+            store.training, gate, metrics, on_counts=lambda now: counts.append(now.recorded_tokens)
+        )
+        async with reporter:
+            await asyncio.sleep(0.2)  # what was there before the run's line begins
+            for reward in (1.0, 0.5):
+                await played.session(f"first-{reward}", reward=reward)
+            await log.wait(1)
+            for reward in (0.0, None):
+                await played.session(f"second-{reward}", reward=reward, tokens=5)
+            first, second = await log.wait(2)
+    assert [first["step"], second["step"]] == [0, 1]
+    assert (first["generated"], first["tokens"], first["reward"]) == (2, 6, 0.75)
+    assert (second["generated"], second["tokens"], second["reward"]) == (2, 10, 0)
+    assert (second["queue"], second["slots"], second["running"]) == ("5/7", "2/8", 0)
+    assert counts[-1] == 3 + 6 + 10
+    table = read_metrics(log.metrics)
+    assert table.series("rollout/reward").values == [0.75, 0.0]
+    assert table.series("rollout/queue").values == [3, 5]
+
+
+@pytest.mark.parametrize(("queue_size", "warned"), [(5, True), (4, False), (0, False)])
+async def test_a_queue_that_the_lag_never_fills_is_one_warning(
+    store: Store, log: Log, queue_size: int, warned: bool
+) -> None:
+    gate = await gate_of(store, max_lag=1, batch_groups=2, queue_size=queue_size)
+    with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
+        async with RolloutReporter(store.training, gate, metrics, on_counts=lambda _: None):
+            await asyncio.sleep(0.1)
+    text = log.path.read_text()
+    assert text.count(f"rollout.queue_size={queue_size} (async.queue_max_size) is never reached") == int(warned)
+    assert ("max_head_offpolicyness=1 lets 4 groups wait" in text) == warned
+
+
+async def test_a_full_queue_is_one_warning_with_both_remedies(store: Store, played: Any, log: Log) -> None:
+    gate = await gate_of(store, max_lag=1, batch_groups=1, queue_size=1)
+    with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
+        async with RolloutReporter(store.training, gate, metrics, on_counts=lambda _: None):
+            await played.session("a")
+            await log.wait(1)
+            await asyncio.sleep(0.2)
+    text = log.path.read_text()
+    assert text.count("the queue is full (1 of 1 groups)") == 1
+    assert "async.queue_max_size" in text
+    assert "async.train_workers" in text
