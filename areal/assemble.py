@@ -47,7 +47,7 @@ from areal.rollout.queue import GroupQueue
 from areal.rollout.snapshots import Snapshot, Snapshots, latest
 from areal.rollout.staleness import StalenessGate
 from areal.rollout.weights import WeightPublisher
-from areal.store import open_store
+from areal.store import open_store, store_url
 from areal.store.base import Store
 from areal.tools.progress import Progress
 from areal.web.client import JsonClient
@@ -140,7 +140,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             )
         )
         metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
-        store = await stack.enter_async_context(await open_store(folder.store_url))
+        store = await stack.enter_async_context(await open_store(store_url(folder.store_path)))
         await _take_up(config, store, found, incarnation)
         gate = await StalenessGate.open(
             store.training, limits_of(config), incarnation=incarnation, first_step=first_step
@@ -152,7 +152,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         backends, engine = await launch.servers_and_rank(stack, found)
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
-        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store))
+        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, first_step))
         yield Run(
             config=config,
             folder=folder,
@@ -206,11 +206,13 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
     )
 
 
-def _dispatcher(config: RunConfig, workers: list[JsonClient], gate: StalenessGate, store: Store) -> Dispatcher:
-    tasks = None
-    if config.rollout.agent.mode == "inline" and config.train_dataset.path:
-        own = read_tasks(config.train_dataset.path)
-        tasks = endless(own, seed=config.seed, shuffle=config.train_dataset.shuffle)
+def _dispatcher(
+    config: RunConfig, workers: list[JsonClient], gate: StalenessGate, store: Store, first_step: int
+) -> Dispatcher:
+    tasks, dataset = None, config.train_dataset
+    if config.rollout.agent.mode == "inline" and dataset.path:
+        own, taken = read_tasks(dataset.path), first_step * dataset.batch_size
+        tasks = endless(own, seed=config.seed, shuffle=dataset.shuffle, skip=taken)
     return Dispatcher(workers, gate, store.training, n_samples=config.gconfig.n_samples, tasks=tasks)
 
 
@@ -232,9 +234,8 @@ def limits_of(config: RunConfig) -> Limits:
 
 
 def _resumable(config: RunConfig, folder: RunFolder) -> Snapshot | None:
-    found = latest(folder.checkpoints)
-    if found and config.recover.mode == "off":
+    if config.recover.mode == "off" and folder.store_path.exists():
         raise ConfigError(
             f"{folder.root} holds a run already and recover.mode is off: choose another trial_name, or recover.mode=auto"
         )
-    return found
+    return latest(folder.checkpoints)

@@ -26,15 +26,15 @@ from areal.config.run import RunConfig
 from areal.engine.client import EngineClient
 from areal.engine.settings import EngineSettings
 from areal.gateway.attach import attach, detach, find
+from areal.gateway.server import DEFAULT_PORT
 from areal.gateway.state import RunFacts
 from areal.inference import connect
 from areal.inference.backend import Backend
 from areal.rollout.snapshots import Snapshot
 from areal.rollout.staleness import StalenessGate
+from areal.store import store_url
 from areal.web.address import is_loopback
 from areal.web.client import JsonClient
-
-ALONE_PORT = 9000  # where `areal gateway` listens if nobody says otherwise
 
 
 def trains(config: RunConfig) -> bool:
@@ -96,6 +96,7 @@ class Launch:
         self.gate = gate
         self.model_dir = model_dir
         self.token = scheduler.run_token
+        self.store_url = store_url(folder.store_path)
         self.run_id = run_id
         self.server_urls: list[str] = []
 
@@ -136,7 +137,7 @@ class Launch:
         """Rollout workers, then the gateway that leads to them."""
         config = self.config
         common = {
-            "store_url": self.folder.store_url,
+            "store_url": self.store_url,
             "signing_key_path": str(self.folder.signing_key),
             "config": config.model_dump(mode="json"),
         }
@@ -164,14 +165,14 @@ class Launch:
         agent = self.config.rollout.agent
         ports = [agent.gateway_port] if agent.gateway_port else []
         if agent.framework or agent.internal_token or self.config.api_gateway:
-            ports.append(ALONE_PORT)
+            ports.append(DEFAULT_PORT)  # where `areal gateway` listens if nobody says otherwise
         handle = await find([f"http://localhost:{port}" for port in ports], say=lambda text: warn("RLTrainer", text))
         if handle is None:
             return None
         facts = RunFacts(
             run_id=self.run_id,
             pid=os.getpid(),
-            store_url=self.folder.store_url,
+            store_url=self.store_url,
             signing_key_path=str(self.folder.signing_key),
             admin_api_key=agent.admin_api_key,
             model_names=tuple(model_names(self.config)),
@@ -205,7 +206,7 @@ class Launch:
             "host": agent.gateway_host or ("127.0.0.1" if self.config.scheduler.type == "local" else "0.0.0.0"),
             "port": agent.gateway_port,
             "log_dir": str(self.folder.logs),
-            "store_url": self.folder.store_url,
+            "store_url": self.store_url,
             "signing_key_path": str(self.folder.signing_key),
             "admin_api_key": agent.admin_api_key,
             "run_id": self.run_id,

@@ -1,8 +1,8 @@
 """The folder of one run: one documented layout (docs/architecture.md), everything in it 0700/0600.
 
-    folder = RunFolder.of(config.cluster.fileroot, "my-exp", "trial-0")       # or RunFolder(Path("./checkpoints/run_001"), …)
+    folder = RunFolder.of(config.cluster.fileroot, "my-exp", "trial-0", output_dir=None, log_dir=None)
     folder.create()
-    folder.logs / "train.log", folder.store_url, folder.signing_key
+    folder.logs / "train.log", folder.store_path, folder.signing_key
 
 The lock (one run at a time) is the scheduler's. Names from configs become file names only through base/names.safe_name.
 """
@@ -58,8 +58,8 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
-    def store_url(self) -> str:
-        return f"sqlite:///{self.root / 'store.sqlite'}"
+    def store_path(self) -> Path:
+        return self.root / "store.sqlite"
 
     @property
     def signing_key(self) -> Path:

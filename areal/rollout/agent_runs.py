@@ -46,9 +46,12 @@ class AgentRuns:
         self._sessions = sessions
         self._base_url = f"{base_url}/v1"
         self._token = run_token
-        own = config.rollout.agent.path if config.rollout.agent.mode == "inline" else None
-        paths = {"train": own, "eval": config.evaluator.agent or own if config.evaluator.path else None}
-        self._agents: dict[str, Agent] = {purpose: load_agent(path) for purpose, path in paths.items() if path}
+        own, evaluator = config.rollout.agent.path, config.evaluator
+        wanted = {"train": config.rollout.agent.mode == "inline", "eval": bool(evaluator.path)}
+        paths = {"train": own, "eval": evaluator.agent or own}
+        self._agents: dict[str, Agent] = {
+            purpose: load_agent(path) for purpose, path in paths.items() if path and wanted[purpose]
+        }
 
     def add_to(self, app: FastAPI) -> None:
         add_route(app, "/agents/run", self._handle)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -66,7 +65,6 @@ class Batcher:
         training: TrainingStore,
         *,
         batch_groups: int,
-        most_groups: int | None = None,
         stale: Literal["drop", "mask"],
         say: Callable[[str], None] = print,
     ) -> None:
@@ -74,18 +72,16 @@ class Batcher:
         self._gate = gate
         self._training = training
         self._batch_groups = batch_groups
-        self._most_groups = most_groups or batch_groups
         self._stale = stale
         self._say = say
-        self.dropped: Counter[str] = Counter()
 
     async def next_batch(self) -> Batch:
-        """Wait for batch_groups groups, check ages, return at most most_groups of them (the oldest)."""
+        """Wait for batch_groups groups that are fresh enough; returns the oldest of them."""
         said = time.monotonic()
         while True:
             fresh = await self._fresh()
             if len(fresh) >= self._batch_groups:
-                return self._batch(fresh[: self._most_groups])
+                return self._batch(fresh[: self._batch_groups])
             if time.monotonic() - said > SAY_S:
                 said = time.monotonic()
                 await self._explain(len(fresh))
@@ -107,7 +103,6 @@ class Batcher:
             checked, stale = self._check(group)
             if checked is None:
                 await self._training.drop([group.id], "stale")
-                self.dropped["stale"] += 1
                 self._gate.opened.set()
             else:
                 found.append((checked, stale))

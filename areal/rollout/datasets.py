@@ -1,10 +1,11 @@
 """Tasks for agents that the service runs itself: JSON lines, in an order fixed by the seed, for as many epochs as needed.
 
     tasks = read_tasks("train.jsonl")
-    for task in endless(tasks, seed=1, shuffle=True): task.id, task.data
+    for task in endless(tasks, seed=1, shuffle=True, skip=0): task.id, task.data
 
 A line is a JSON object; its `task_id` (or its line number) names the task. The id handed out carries the epoch, so that a
-task met again in the next epoch forms a new group. The order is a pure function of (file, seed): a resumed run continues it.
+task met again in the next epoch forms a new group. The order is a pure function of (file, seed): a resumed run skips what
+its earlier steps took and goes on from there.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ def read_tasks(path: str) -> list[Task]:
     return tasks
 
 
-def endless(tasks: Sequence[Task], *, seed: int, shuffle: bool) -> Iterator[Task]:
-    """Epoch after epoch, each shuffled by (seed, epoch); from the second epoch on ids end in `@epoch`."""
-    epoch = 0
+def endless(tasks: Sequence[Task], *, seed: int, shuffle: bool, skip: int = 0) -> Iterator[Task]:
+    """Epoch after epoch, each shuffled by (seed, epoch); from the second epoch on ids end in `@epoch`. skip: tasks of the
+    order that are left out at its beginning."""
+    epoch, skip = divmod(skip, len(tasks))
     while True:
         order = list(tasks)
         if shuffle:
             random.Random(f"{seed}:{epoch}").shuffle(order)
-        for task in order:
+        for task in order[skip:]:
             yield task if epoch == 0 else Task(f"{task.id}@{epoch}", task.data)
-        epoch += 1
+        epoch, skip = epoch + 1, 0

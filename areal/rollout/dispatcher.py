@@ -1,8 +1,9 @@
 """Starts the service's own agents as slots open: n_samples sessions for each task, on the worker with the fewest.
 
-    dispatcher = Dispatcher(tasks, workers, gate, store, n_samples=8, run_token=token)
-    async with dispatcher: ...                                  # inline mode; online agents start themselves
-    rewards = await dispatcher.evaluate(held_out)               # eval sessions, outside of the gate
+    async with Dispatcher(workers, gate, store.training, n_samples=8, tasks=tasks) as dispatcher: ...
+    outcomes = await dispatcher.evaluate(held_out, label="eval-0")      # eval sessions, outside of the gate
+
+workers: clients that carry the run's token. Without tasks (online agents start themselves) it only evaluates.
 
 A run of an agent is one request to its worker that answers when the agent is done, so a dead worker or a failing agent is an
 answer too. Admission stays with the store: the dispatcher only asks how many slots are free and never holds one.
@@ -63,7 +64,6 @@ class Dispatcher:
         self._runs: set[asyncio.Task[None]] = set()
         self._feeder: asyncio.Task[None] | None = None
         self._failed_in_a_row: list[str] = []
-        self.failed: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
@@ -127,7 +127,6 @@ class Dispatcher:
         outcomes = await asyncio.gather(*(self._run(task, sample) for sample in range(self._n_samples)))
         for outcome in outcomes:
             if outcome.error:
-                self.failed[outcome.error[:80]] += 1
                 self._failed_in_a_row.append(outcome.error)
             else:
                 self._failed_in_a_row.clear()

@@ -1,10 +1,10 @@
 """Staleness: which weights are current, and how old a recorded token is when it would be trained.
 
-    gate = await StalenessGate.open(store.training, limits, incarnation="a1b2")
+    gate = await StalenessGate.open(store.training, limits, incarnation="a1b2", first_step=0)
     gate.current                         # Version(label=4, step=4)
     await gate.learn(versions)           # labels of an earlier life of the run are looked up in the store
     gate.lag(versions)                   # steps behind the weights being trained, one per token
-    await gate.advance(consumed=ids)     # a step was trained and published: its groups are consumed, slots open
+    await gate.advance(gate.next_version(), consumed=ids)     # a step was trained and published: its groups are consumed, slots open
 
 The supply is bounded by the store's admission (store/admission.py, settled 3); this class publishes the limits it
 applies and moves the version. Lag is a difference of *steps*: labels are never reused, so tokens of a lost timeline keep
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -58,9 +59,7 @@ class StalenessGate:
 
     async def close_admission(self) -> None:
         """Drain: new sessions get 503 from here on, running ones go on."""
-        self.limits = Limits(
-            **{name: getattr(self.limits, name) for name in Limits.__slots__ if name != "accepting"}, accepting=False
-        )
+        self.limits = replace(self.limits, accepting=False)
         await self._training.set_limits(self.limits)
 
     async def learn(self, labels: Iterable[int]) -> None:

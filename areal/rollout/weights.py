@@ -4,9 +4,9 @@
     version = await publisher.publish(consumed=batch.group_ids)
 
 Each backend swaps all-or-nothing between two of its own steps; a running request goes on under the new weights and its
-tokens say so. The version counts as published when every backend that still answers serves it (settled 8); one that could
-not load is taken out of service by the caller's router until it serves the current version. The copy of the version before
-is retired only afterwards, so a reader never loses the file under its hands. Used by train.py.
+tokens say so. The version counts as published when every backend serves it; one that cannot load it ends the run with its
+reason, and a run that is started again serves its checkpoint's version everywhere before a session begins (settled 8). The copy
+of the version before is retired only afterwards, so a reader never loses the file under its hands. Used by train.py.
 """
 
 from __future__ import annotations
@@ -31,14 +31,8 @@ class WeightPublisher:
         self._published: list[int] = []
 
     async def publish(self, consumed: Sequence[str]) -> Version:
-        """Publish what the engine holds now. Raises BackendError if no backend could load it; the old version stays."""
+        """Publish what the engine holds now. Raises BackendError if a backend could not load it; the gate stays."""
         version = self._gate.next_version()
-        await self.send(version)
-        await self._gate.advance(version, consumed)
-        return version
-
-    async def send(self, version: Version) -> None:
-        """Bring every backend to `version` without moving the gate (also used when a run is resumed)."""
         manifest = await self._engine.publish(version.label, retire=self._published)
         self._published = [version.label]
         results = await asyncio.gather(
@@ -52,3 +46,5 @@ class WeightPublisher:
             raise BackendError(
                 f"{len(failures)} of {len(results)} inference servers could not load version {version.label}: {failures[0]}"
             ) from failures[0]
+        await self._gate.advance(version, consumed)
+        return version

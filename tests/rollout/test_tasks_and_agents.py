@@ -6,7 +6,11 @@ from itertools import islice
 
 import pytest
 
+from areal.assemble import _resumable as resumable
 from areal.base.errors import BadRequest, ConfigError
+from areal.cluster.run_folder import RunFolder
+from areal.config.load import resolve
+from areal.rollout.agent_runs import AgentRuns
 from areal.rollout.agents import load_agent, rewards_of
 from areal.rollout.datasets import endless, read_tasks
 
@@ -43,6 +47,9 @@ def test_epochs_hold_every_task_once_in_an_order_of_their_own_that_repeats(tmp_p
     assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
     assert epochs[0] != epochs[1]
     assert len({task.id for task in first}) == 60
+    for skip in (7, 20, 53):
+        resumed = islice(endless(tasks, seed=3, shuffle=True, skip=skip), 60 - skip)
+        assert [task.id for task in resumed] == [task.id for task in first[skip:]]
     straight = [task.id for task in islice(endless(tasks, seed=3, shuffle=False), 20)]
     assert straight == [task.id for task in tasks]
 
@@ -69,6 +76,45 @@ def test_an_agent_class_is_made_and_an_object_is_taken_as_it_is(tmp_path, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     made = load_agent("some_agent:made")
     assert type(load_agent("some_agent:A")) is type(made)
+
+
+class OneAgent:
+    async def run(self, task, *, base_url, api_key) -> float: ...
+
+
+class OtherAgent(OneAgent): ...
+
+
+@pytest.mark.parametrize(
+    ("overrides", "purposes"),
+    [
+        (["rollout.agent.mode=inline"], {"train": OneAgent}),
+        (["rollout.agent.mode=inline", "evaluator.path=t.jsonl"], {"train": OneAgent, "eval": OneAgent}),
+        (["rollout.agent.mode=online", "evaluator.path=t.jsonl"], {"eval": OneAgent}),
+        (
+            ["rollout.agent.mode=online", "evaluator.path=t.jsonl", f"evaluator.agent={__name__}:OtherAgent"],
+            {"eval": OtherAgent},
+        ),
+        (["rollout.agent.mode=online"], {}),
+    ],
+)
+def test_which_agents_a_worker_runs(overrides: list[str], purposes: dict[str, type]) -> None:
+    config = resolve(None, [f"rollout.agent.path={__name__}:OneAgent", *overrides]).config
+    runs = AgentRuns(config, sessions=None, base_url="http://x", run_token="t")
+    assert {purpose: type(agent).__name__ for purpose, agent in runs._agents.items()} == {
+        purpose: kind.__name__ for purpose, kind in purposes.items()
+    }
+
+
+def test_recover_off_refuses_a_folder_that_holds_a_run(tmp_path) -> None:
+    folder = RunFolder.of(str(tmp_path), "e", "t", output_dir=None, log_dir=None)
+    folder.create()
+    off, auto = (resolve(None, [f"recover.mode={mode}"]).config for mode in ("off", "auto"))
+    assert resumable(off, folder) is resumable(auto, folder) is None
+    folder.store_path.touch()  # begun, and killed before its first checkpoint
+    assert resumable(auto, folder) is None
+    with pytest.raises(ConfigError, match=r"recover\.mode is off: choose another trial_name"):
+        resumable(off, folder)
 
 
 def test_rewards_are_numbers_for_the_last_answer_or_by_id() -> None:
