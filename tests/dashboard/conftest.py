@@ -22,7 +22,7 @@ from tokenizers import decoders, models
 
 from areal.base.metrics import MetricsFile, declare
 from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Tag, Version, WorkerInfo
-from areal.rollout.metrics import LOSS, REWARD
+from areal.rollout import metrics as _declared  # noqa: F401
 from areal.store import open_store, store_url
 from areal.store.base import Store
 
@@ -90,8 +90,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "config.yaml").write_text("rollout: {backend: native:d1, agent: {turn_discount: 0.5}}\n")
     with MetricsFile(logs / "metrics.jsonl", "run") as metrics:
         for step in range(1, 41):
-            values = {REWARD: 0.9 - 0.8 * 0.93**step + 0.05 * np.sin(step), LOSS: 0.5 / step, LAG: step % 3 / 2}
-            metrics.write(step, values if step != 20 else {REWARD: float("nan")})
+            values = {"train/reward": 0.9 - 0.8 * 0.93**step + 0.05 * np.sin(step), "train/loss": 0.5 / step, LAG: step % 3 / 2}
+            metrics.write(step, values if step != 20 else {"train/reward": float("nan")})
 
     async def make() -> None:
         async with await open_store(store_url(run / "store.sqlite")) as store:
