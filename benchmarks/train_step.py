@@ -12,7 +12,6 @@ repeats counts. The plain loop pads each micro-batch of 8 rows to its longest, t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -151,13 +150,15 @@ def compare(case: str, model_dir: str, rows: list[Row], threads: int, repeats: i
 
 
 def memory(model_dir: str, threads: int) -> None:
-    """Runs in a process of its own."""
+    """Peak RSS since the start of this process, loading included."""
     rng = np.random.default_rng(0)
     engine = TrainEngine.load(settings(model_dir, threads))
     rows = [make_row([k + 100, *rng.integers(100, 40000, 47).tolist()], 24, k) for k in range(64)]
     stats = [engine.train_step(rows, step, 0) for step in range(2)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(json.dumps({"peak_rss_gib": round(peak, 2), "seconds": round(stats[-1]["seconds"], 2)}))
+    print(
+        f"memory, {threads} threads, 64 rows x 48 tokens: peak RSS {peak:.2f} GiB, {stats[-1]['seconds']:.1f} s a step"
+    )
 
 
 def main() -> None:
@@ -166,27 +167,25 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only", default="ragged,groups,memory")
-    parser.add_argument("--memory-child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=("ragged", "groups", "memory"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    model_dir = options.model
-    if not Path(model_dir).is_dir():
-        from areal.models.fetch import resolve
+    if options.child is None:
+        model_dir = options.model
+        if not Path(model_dir).is_dir():
+            from areal.models.fetch import resolve
 
-        model_dir = str(resolve(model_dir))
-    if options.memory_child:
-        memory(model_dir, options.threads)
+            model_dir = str(resolve(model_dir))
+        print(f"{model_dir}, {options.threads} threads, load {os.getloadavg()[0]:.1f}", flush=True)
+        common = ["--model", model_dir, "--threads", str(options.threads), "--repeats", str(options.repeats)]
+        for case in options.only.split(","):  # each in a process of its own: three nets with moments fill 10 GB
+            subprocess.run([sys.executable, __file__, *common, "--child", case], check=True)
         return
     torch.set_num_threads(options.threads)
-    cases = options.only.split(",")
-    rng = np.random.default_rng(1)
-    print(f"{model_dir}, {options.threads} threads, load {os.getloadavg()[0]:.1f}")
-    if "ragged" in cases:
-        compare("ragged", model_dir, ragged_rows(rng), options.threads, options.repeats)
-    if "groups" in cases:
-        compare("groups", model_dir, group_rows(rng), options.threads, options.repeats)
-    if "memory" in cases:
-        child = [sys.executable, __file__, "--model", model_dir, "--threads", str(options.threads), "--memory-child"]
-        print("memory  ", subprocess.run(child, check=True, capture_output=True, text=True).stdout.strip())
+    if options.child == "memory":
+        memory(options.model, options.threads)
+    else:
+        rows = (ragged_rows if options.child == "ragged" else group_rows)(np.random.default_rng(1))
+        compare(options.child, options.model, rows, options.threads, options.repeats)
 
 
 if __name__ == "__main__":
