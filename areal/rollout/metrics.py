@@ -9,8 +9,8 @@ declare("train/loss", "sum", "objective of the step")
 declare("eval/reward", "mean", "reward of the held-out tasks, mean; greedy unless evaluator.temperature says otherwise")
 
 for name, combine, description in (
-    ("generated", "sum", "sessions of the batch of groups that was completed"),
-    ("tokens", "sum", "tokens recorded meanwhile"),
+    ("generated", "sum", "ended sessions of the batch of groups that was completed"),
+    ("tokens", "sum", "tokens they recorded"),
     ("reward", "mean", "sum of the raw rewards of a session, mean over the sessions of these groups"),
     ("queue", "last", "finished groups waiting to be trained"),
     ("slots", "last", "groups that may open now"),

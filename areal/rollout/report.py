@@ -18,7 +18,7 @@ from areal.base.metrics import MetricsFile
 from areal.base.types import Counts
 from areal.rollout.staleness import StalenessGate
 from areal.store.admission import lag_bound, most_running, queue_bound
-from areal.store.base import TrainingStore
+from areal.store.base import Finished, TrainingStore
 
 POLL_S = 0.25
 
@@ -41,7 +41,6 @@ class RolloutReporter:
         self._log = Log("rollout")
         self._task: asyncio.Task[None] | None = None
         self._full_said = False
-        self._rewarded_until = 0.0
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._watch(), name="rollout-report")
@@ -56,26 +55,24 @@ class RolloutReporter:
     async def _watch(self) -> None:
         size = self._gate.limits.batch_groups
         self._warn_of_a_queue_that_never_fills()
-        _, self._rewarded_until = await self._training.rewards_after(0.0)
         before = await self._training.counts()
+        reported = _completed(before)
         step = self._gate.current.step + before.accepted // size
         while True:
             await asyncio.sleep(POLL_S)
             now = await self._training.counts()
             self._on_counts(now)
             self._warn_when_full(now)
-            while _generated(now) - _generated(before) >= size:
-                await self._line(step, before, now)
-                step += 1
-                before = now
+            while _completed(now) - reported >= size:
+                self._line(step, await self._training.finished(reported, size), now)
+                reported, step = reported + size, step + 1
 
-    async def _line(self, step: int, before: Counts, now: Counts) -> None:
+    def _line(self, step: int, batch: Finished, now: Counts) -> None:
         limits = self._gate.limits
-        reward, self._rewarded_until = await self._training.rewards_after(self._rewarded_until)
         numbers = {
-            "generated": (_generated(now) - _generated(before)) * limits.n_samples,
-            "tokens": now.recorded_tokens - before.recorded_tokens,
-            "reward": reward,
+            "generated": batch.sessions,
+            "tokens": batch.tokens,
+            "reward": batch.reward,
             "queue": now.accepted,
             "slots": now.free_slots,
             "running": now.running_sessions,
@@ -106,5 +103,6 @@ class RolloutReporter:
             )
 
 
-def _generated(counts: Counts) -> int:
+def _completed(counts: Counts) -> int:
+    """Groups that will change no more but to be consumed or dropped."""
     return counts.accepted + counts.consumed + sum(counts.dropped.values())

@@ -44,6 +44,15 @@ class EndedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """Sums over the ended sessions of some groups. reward: mean of the sessions' raw reward sums, None if none ended well."""
+
+    sessions: int
+    tokens: int
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSummary:
     """A session with its sums, for people. Tokens are sampled ones; reward is the sum of the raw rewards, None if there is none.
 
@@ -159,9 +168,9 @@ class TrainingStore(Protocol):
         """(running, accepted) groups, at once, for loops that wait for work."""
         ...
 
-    async def rewards_after(self, moment: float) -> tuple[float | None, float]:
-        """Mean reward (sum of a session's raw rewards) over the sessions of groups accepted after `moment` (seconds since the
-        epoch), None if there is none; and the moment to ask for next time, so that each group is in one mean."""
+    async def finished(self, first: int, count: int) -> Finished:
+        """Of groups number `first` to `first + count - 1` in the order in which they were completed, accepted or dropped; for
+        reports: it walks through all groups."""
         ...
 
     async def counts(self) -> Counts:

@@ -90,7 +90,11 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "config.yaml").write_text("rollout: {backend: native:d1, agent: {turn_discount: 0.5}}\n")
     with MetricsFile(logs / "metrics.jsonl", "run") as metrics:
         for step in range(1, 41):
-            values = {"train/reward": 0.9 - 0.8 * 0.93**step + 0.05 * np.sin(step), "train/loss": 0.5 / step, LAG: step % 3 / 2}
+            values = {
+                "train/reward": 0.9 - 0.8 * 0.93**step + 0.05 * np.sin(step),
+                "train/loss": 0.5 / step,
+                LAG: step % 3 / 2,
+            }
             metrics.write(step, values if step != 20 else {"train/reward": float("nan")})
 
     async def make() -> None:

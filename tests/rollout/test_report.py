@@ -45,7 +45,7 @@ async def gate_of(store: Store, **limits: int) -> StalenessGate:
 
 
 async def test_every_batch_of_groups_is_a_line_with_its_own_reward(store: Store, played: Any, log: Log) -> None:
-    gate = await gate_of(store, max_lag=3, batch_groups=2, queue_size=7)
+    gate = await gate_of(store, max_lag=6, batch_groups=2, queue_size=12)
     counts: list[int] = []
     await played.session("before", reward=9.0)
     with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
@@ -60,14 +60,18 @@ async def test_every_batch_of_groups_is_a_line_with_its_own_reward(store: Store,
             for reward in (0.0, None):
                 await played.session(f"second-{reward}", reward=reward, tokens=5)
             first, second = await log.wait(2)
+            for number in range(6):  # three batches between two looks are three lines
+                await played.session(f"later-{number}", reward=float(number // 2))
+            later = (await log.wait(5))[2:]
     assert [first["step"], second["step"]] == [0, 1]
     assert (first["generated"], first["tokens"], first["reward"]) == (2, 6, 0.75)
     assert (second["generated"], second["tokens"], second["reward"]) == (2, 10, 0)
-    assert (second["queue"], second["slots"], second["running"]) == ("5/7", "2/8", 0)
-    assert counts[-1] == 3 + 6 + 10
+    assert (second["queue"], second["slots"], second["running"]) == ("5/12", "7/8", 0)
+    assert [(line["step"], line["generated"], line["reward"]) for line in later] == [(2, 2, 0), (3, 2, 1), (4, 2, 2)]
+    assert 3 + 6 + 10 in counts
     table = read_metrics(log.metrics)
-    assert table.series("rollout/reward").values == [0.75, 0.0]
-    assert table.series("rollout/queue").values == [3, 5]
+    assert table.series("rollout/reward").values == [0.75, 0.0, 0.0, 1.0, 2.0]
+    assert table.series("rollout/queue").values[:2] == [3, 5]
 
 
 @pytest.mark.parametrize(("queue_size", "warned"), [(5, True), (4, False), (0, False)])
