@@ -41,7 +41,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation in canonical form: text parts joined, absent = empty, `developer` = `system`."""
+    """One turn of a conversation in canonical form: text parts joined, absent = empty, `developer` = `system`.
+
+    instructions: given with one call and for that call alone, so a call that names this one as its previous answer does
+    not inherit it (Responses API); it makes no difference to what the turn says.
+    """
 
     role: Role
     content: str = ""
@@ -49,6 +53,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    instructions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """What a client asked for, in whichever dialect it spoke."""
+    """What a client asked for, in whichever dialect it spoke.
+
+    previous: the id of the answer whose conversation `messages` go on from; empty where they are the whole of it.
+    echo: fields of the request that its protocol's answer repeats; read by that dialect alone.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -92,6 +101,8 @@ class ModelCall:
     include_usage: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     retry_count: int = 0  # x-stainless-retry-count: the SDK is sending the same call again
+    previous: str = ""
+    echo: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

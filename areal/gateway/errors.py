@@ -4,7 +4,7 @@
     event = error_event(BackendError("…"), "openai", request_id)        # bytes of one Server-Sent Event
 
 Only what the gateway says itself passes here; the worker's own errors are spliced through like any answer. Secrets in
-messages are redacted. Used by exchange.py.
+messages are redacted (web/error_bodies.py). Used by exchange.py.
 """
 
 from __future__ import annotations
@@ -14,23 +14,10 @@ from typing import Any
 import orjson
 
 from areal.base.errors import ArealError
-from areal.base.redact import redact
 from areal.gateway.paths import Dialect
-from areal.web.app import error_headers, openai_error_body
+from areal.web.app import error_headers
+from areal.web.error_bodies import anthropic_error_body, openai_error_body
 from areal.web.sse import encode_event
-
-# Anthropic's error types by status; clients choose by the type where they see no status (mid-stream).
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 Reply = tuple[int, list[tuple[bytes, bytes]], bytes]
 
@@ -54,7 +41,4 @@ def error_event(error: ArealError, dialect: Dialect, request_id: str) -> bytes:
 
 
 def _body(error: ArealError, dialect: Dialect, request_id: str) -> dict[str, Any]:
-    if dialect == "anthropic":
-        kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": redact(str(error))}, "request_id": request_id}
-    return openai_error_body("", error)
+    return anthropic_error_body(error, request_id) if dialect == "anthropic" else openai_error_body(error)

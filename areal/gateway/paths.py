@@ -34,6 +34,7 @@ _READ = ("GET", "HEAD")
 _ROUTES = {
     "/chat/completions": Route("chat", _POST, "session", "openai", "/v1/chat/completions"),
     "/responses": Route("responses", _POST, "session", "responses", "/v1/responses"),
+    "/responses/input_tokens": Route("input_tokens", _POST, "session", "responses", "/v1/responses/input_tokens"),
     "/messages": Route("messages", _POST, "session", "anthropic", "/v1/messages"),
     "/messages/count_tokens": Route("count_tokens", _POST, "session", "anthropic", "/v1/messages/count_tokens"),
     "/models": Route("models", _READ, "any_key", "openai", "/v1/models"),

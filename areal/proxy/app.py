@@ -24,15 +24,17 @@ from areal.chat.base import Renderer
 from areal.config.rollout import AgentConfig, GenerationConfig
 from areal.proxy.control import ControlRoutes
 from areal.proxy.dialects import dialects
-from areal.proxy.model_routes import HOLD_S, PING_S, ModelRoute
+from areal.proxy.dialects.base import CountsTokens, Dialect
+from areal.proxy.model_routes import HOLD_S, PING_S, CountRoute, ModelRoute
 from areal.proxy.recorder import Generates, Recorder
 from areal.proxy.sessions import SessionPolicy, Sessions
 from areal.store.base import Store
-from areal.web.app import add_route, create_app, openai_error_body, send_json
+from areal.web.app import Handler, add_route, create_app, send_json
 from areal.web.auth import SessionKeys, opens, presented_keys
+from areal.web.error_bodies import openai_error_body
 
 # What clients put before a route: nothing, the SDKs' /v1, S2's /gateway/v1, and the Anthropic SDK's second /v1.
-PREFIXES = ("", "/v1", "/gateway", "/gateway/v1", "/gateway/v1/v1")
+PREFIXES = ("", "/v1", "/v1/v1", "/gateway", "/gateway/v1", "/gateway/v1/v1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,12 @@ def build_proxy(parts: ProxyParts) -> Proxy:
         eval_temperature=parts.eval_temperature,
         policy_names=frozenset(parts.policy_names),
     )
-    table = dialects()
-    by_path = {prefix + route: dialect for dialect in table for route in dialect.routes for prefix in PREFIXES}
+    handlers = _model_routes(parts, sessions, recorder)
+    spoken = {path: dialect for path, (dialect, _) in handlers.items()}
 
-    def error_body(path: str, error: ArealError) -> Any:
-        dialect = by_path.get(path)
-        return dialect.error_body(error) if dialect else openai_error_body(path, error)
+    def error_body(path: str, error: ArealError, request_id: str) -> Any:
+        dialect = spoken.get(path)
+        return dialect.error_body(error, request_id) if dialect else openai_error_body(error)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -108,15 +110,24 @@ def build_proxy(parts: ProxyParts) -> Proxy:
             yield
 
     app = create_app("areal proxy", max_body_bytes=parts.agent.max_body_bytes, error_body=error_body, lifespan=lifespan)
-    routes = {
-        dialect.name: ModelRoute(dialect, sessions, recorder, parts.keys, hold_s=parts.hold_s, ping_s=parts.ping_s)
-        for dialect in table
-    }
-    for path, dialect in by_path.items():
-        add_route(app, path, routes[dialect.name])
+    for path, (_, handler) in handlers.items():
+        add_route(app, path, handler)
     _add_probes(app, parts, sessions)
     ControlRoutes(sessions, parts.store, parts.keys, parts.agent).add_to(app)
     return Proxy(app, sessions, recorder)
+
+
+def _model_routes(parts: ProxyParts, sessions: Sessions, recorder: Recorder) -> dict[str, tuple[Dialect, Handler]]:
+    """Every path under which a model is called, with the dialect spoken there."""
+    found: dict[str, tuple[Dialect, Handler]] = {}
+    for dialect in dialects():
+        answer = ModelRoute(dialect, sessions, recorder, parts.keys, hold_s=parts.hold_s, ping_s=parts.ping_s)
+        for prefix in PREFIXES:
+            found |= {prefix + route: (dialect, answer) for route in dialect.routes}
+            if isinstance(dialect, CountsTokens):
+                count = CountRoute(dialect, dialect, sessions, recorder, parts.keys)
+                found |= {prefix + route: (dialect, count) for route in dialect.count_routes}
+    return found
 
 
 def _add_probes(app: FastAPI, parts: ProxyParts, sessions: Sessions) -> None:

@@ -16,9 +16,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
+from areal.base.errors import NotFound
 from areal.base.types import Interaction, Message, ModelCall, Tag, Tool
 from areal.chat.canonical import message_key, ordered, tools_key
 from areal.proxy.export import NOT_A_STEP
+
+
+class UnknownAnswer(NotFound):
+    """previous_response_id names nothing that this session has recorded."""
+
+    code = "previous_response_not_found"
+    param = "previous_response_id"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "previous_response_id names no answer of this session; send the id of one, or the whole conversation as input"
+        )
 
 
 class Conversation:
@@ -90,6 +103,21 @@ class Conversation:
                 found = [self._by_id[one] for one in ids]
                 return sorted(found, key=lambda one: (not NOT_A_STEP.isdisjoint(one.tags), -one.index))
         return []
+
+    def resolved(self, call: ModelCall) -> ModelCall:
+        """The call with its whole conversation, where it names the answer it goes on from (`previous`).
+
+        That answer's own instructions are not inherited. Raises NotFound, in the same words for an id that never was and for
+        one of another session."""
+        if not call.previous:
+            return call
+        one = self._by_id.get(call.previous)
+        if one is None:
+            raise UnknownAnswer
+        own = [message for message in call.messages if message.instructions]
+        new = [message for message in call.messages if not message.instructions]
+        said = [message for message in one.messages if not message.instructions]
+        return replace(call, messages=(*own, *said, one.reply, *new))
 
     def repeats(self, call: ModelCall) -> list[Interaction]:
         """Earlier answers to the same messages, tools and model that are still steps, oldest first."""

@@ -1,7 +1,7 @@
-"""The model routes: one plain-ASGI handler per dialect, between the socket and the recorder.
+"""The model routes: plain-ASGI handlers of each dialect, between the socket and the recorder.
 
-    route = ModelRoute(dialect, sessions, recorder, keys)
-    add_route(app, "/v1/chat/completions", route)
+    add_route(app, "/v1/messages", ModelRoute(dialect, sessions, recorder, keys))
+    add_route(app, "/v1/messages/count_tokens", CountRoute(dialect, dialect, sessions, recorder, keys))
 
 The call runs as a task of its own and puts its events into a mailbox; this side writes them out as they come. A failure before
 the first token keeps its true status; a stream's headers are held for it up to hold_s, then 200 and a comment every ping_s (settled
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from areal.base.errors import ArealError, BadRequest, InvalidKey
 from areal.base.types import ModelCall
-from areal.proxy.dialects.base import Answer, Dialect, Done, Event, Failed
+from areal.proxy.dialects.base import Answer, CountsTokens, Dialect, Done, Event, Failed
 from areal.proxy.live import LiveSession
 from areal.proxy.recorder import Recorder
 from areal.proxy.sessions import Sessions
@@ -62,9 +62,7 @@ class ModelRoute:
         self._ping_s = ping_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = self._keys.session_key(presented_keys(scope["headers"]))
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        call = self._dialect.parse(decode_json(await read_body(receive)), headers)
+        key, call = await _read_call(self._dialect, self._keys, scope, receive)
         running = _Running(self._dialect, self._sessions, self._recorder, key, call, request_id(scope))
         gone = asyncio.ensure_future(_disconnect(receive))
         gone.add_done_callback(lambda _: running.mailbox.put_nowait(None))
@@ -116,6 +114,32 @@ class ModelRoute:
             if isinstance(event, Done | Failed):
                 await end_response(send)
                 return
+
+
+class CountRoute:
+    """ASGI handler of a dialect's token counting: the same body as a call, nothing sampled, nothing recorded."""
+
+    def __init__(
+        self, dialect: Dialect, form: CountsTokens, sessions: Sessions, recorder: Recorder, keys: SessionKeys
+    ) -> None:
+        self._dialect = dialect
+        self._form = form
+        self._sessions = sessions
+        self._recorder = recorder
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key, call = await _read_call(self._dialect, self._keys, scope, receive)
+        tokens = await self._recorder.count(await self._sessions.of(key), call)
+        await send_json(send, self._form.format_count(tokens))
+
+
+async def _read_call(
+    dialect: Dialect, keys: SessionKeys, scope: Scope, receive: Receive
+) -> tuple[SessionKey, ModelCall]:
+    key = keys.session_key(presented_keys(scope["headers"]))
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    return key, dialect.parse(decode_json(await read_body(receive)), headers)
 
 
 class _Running:

@@ -8,7 +8,7 @@
    the call starts a new branch, and the reason is stored (plan.py). 2. n choices are sampled; stop texts abort the backend.
 3. each choice is in the store before its closing event is emitted. A call that is cancelled (the client hung up, the session
    ends) or that fails in mid-stream closes its backend stream at once and leaves its tokens in the store, tagged aborted. Errors:
-   BadRequest, ContextOverflow, BackendError, BackendTimeout, StoreError. Used by model_routes.py.
+   BadRequest, ContextOverflow, NotFound (previous answer), BackendError, BackendTimeout, StoreError. Used by model_routes.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from areal.base.errors import ArealError, BackendError, NotFound
+from areal.base.errors import ArealError, BackendError, ContextOverflow, NotFound
 from areal.base.types import (
     FinishReason,
     GenerateRequest,
@@ -115,6 +115,7 @@ class Recorder:
     async def answer(self, live: LiveSession, call: ModelCall, id_prefix: str, emit: Emit) -> Answer:
         """Sample and store all choices of a call. Emits Started, Pieces and ChoiceEnded; returns what they add up to."""
         self._refuse_reward_models(call.model)
+        call = live.conversation.resolved(call)
         side_request = self._is_side_request(live, call)
         first_index = live.conversation.reserve(call.n)
         plan = await self._plan(live, call)
@@ -139,6 +140,14 @@ class Recorder:
             live.conversation.undelivered(live.conversation.choices(running.id))
             raise
 
+    async def count(self, live: LiveSession, call: ModelCall) -> int:
+        """How many prompt tokens this call would have if it were made now; records nothing, and no prompt is too long."""
+        try:
+            plan = await self._plan(live, live.conversation.resolved(call))
+        except ContextOverflow as error:
+            return error.tokens
+        return len(plan.prompt.ids)
+
     async def _plan(self, live: LiveSession, call: ModelCall) -> Plan:
         candidates, reason = live.conversation.continued_by(call), live.conversation.branch_reason(call)
         work = partial(make_plan, self._renderer, candidates, call, self._max_context, new_branch=reason)
@@ -159,7 +168,9 @@ class Recorder:
 
     async def _choice(self, running: _Call, index: int) -> Choice:
         """Sample one choice to its end and store it."""
-        generation = Generation(self._renderer.tokenizer, running.sampling, index=index)
+        prompt, call = running.plan.prompt, running.call
+        parser = self._renderer.parser(prompt.text, call.tools, stop=running.sampling.stop)
+        generation = Generation(self._renderer.tokenizer, running.sampling, parser, index=index)
         try:
             async with aclosing(self._backend.generate(self._request(running, index))) as chunks:
                 async for chunk in chunks:

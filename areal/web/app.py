@@ -28,10 +28,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from areal.base.errors import ArealError, BadRequest, NotFound
-from areal.base.redact import redact
 from areal.web.body import ClientGone, receive_within
+from areal.web.error_bodies import openai_error_body
 
-ErrorBody = Callable[[str, ArealError], Any]
+ErrorBody = Callable[[str, ArealError, str], Any]
 Handler = Callable[[Scope, Receive, Send], Any]
 
 _log = logging.getLogger("areal.web")
@@ -51,11 +51,6 @@ class _MethodNotAllowed(ArealError):
     should_retry = False
 
 
-def openai_error_body(path: str, error: ArealError) -> dict[str, Any]:
-    """`{"error": {"message", "type", "param", "code"}}`; secrets in the message are redacted."""
-    return {"error": {"message": redact(str(error)), "type": error.type, "param": error.param, "code": error.code}}
-
-
 def error_headers(error: ArealError) -> list[tuple[bytes, bytes]]:
     """Retry-After and x-should-retry, where the error says something about trying again."""
     headers: list[tuple[bytes, bytes]] = []
@@ -66,23 +61,28 @@ def error_headers(error: ArealError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
+def _openai_body(path: str, error: ArealError, request_id: str) -> Any:
+    return openai_error_body(error)
+
+
 def create_app(
     title: str,
     *,
     max_body_bytes: int,
-    error_body: ErrorBody = openai_error_body,
+    error_body: ErrorBody = _openai_body,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
     """A FastAPI application with our error edge and no documentation pages.
 
-    error_body(path, error) gives the JSON body of an error; a dialect with another shape chooses by path."""
+    error_body(path, error, request_id) gives the JSON body of an error; a dialect with another shape chooses by path."""
     app = FastAPI(
         title=title, openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
 
     async def failed(request: Request, error: Exception) -> Response:
         known = as_areal_error(error)
-        response = Response(orjson.dumps(error_body(request.url.path, known)), known.status, media_type=_JSON)
+        body = error_body(request.url.path, known, request_id(request.scope))
+        response = Response(orjson.dumps(body), known.status, media_type=_JSON)
         response.raw_headers.extend(error_headers(known))
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
@@ -185,15 +185,17 @@ class _Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        id_header = (b"x-request-id", _request_id(scope))
-        scope.setdefault("state", {})["request_id"] = id_header[1].decode()
+        name = _request_id(scope)
+        # OpenAI's SDKs read the first, Anthropic's the second.
+        id_headers = [(b"x-request-id", name), (b"request-id", name)]
+        scope.setdefault("state", {})["request_id"] = name.decode()
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), id_header]
+                message["headers"] = [*message.get("headers", ()), *id_headers]
             await send(message)
 
         try:
@@ -207,9 +209,8 @@ class _Edge:
             if started:  # too late for a status: closing the connection is the only honest signal left
                 raise
             with contextlib.suppress(OSError):  # the client may have left meanwhile
-                await send_json(
-                    send_with_id, self._error_body(scope["path"], known), known.status, error_headers(known)
-                )
+                body = self._error_body(scope["path"], known, request_id(scope))
+                await send_json(send_with_id, body, known.status, error_headers(known))
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -3,7 +3,7 @@
     call = dialect.parse(body, headers)          # decoded JSON -> ModelCall, or BadRequest naming the field
     reply = dialect.format(answer, call)         # the non-stream answer, JSON-ready
     encoder = dialect.stream(call)               # one per streamed answer: events -> Server-Sent Events
-    body = dialect.error_body(error)             # the protocol's own error shape
+    body = dialect.error_body(error, request_id) # the protocol's own error shape
 
 The recorder speaks in the events below and knows no protocol; app.py knows no field of any. A new dialect is one class
 in one file and one line of `DIALECTS` in __init__.py. No I/O, no state beyond one answer.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from areal.base.errors import ArealError
 from areal.base.types import FinishReason, Message, ModelCall
@@ -35,7 +35,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """A piece of a tool call. id and name stand in the first piece of each index only."""
+    """A piece of a tool call. id and name stand in the first piece of each index only; a model writes one call after the
+    other, so once a higher index has come, a lower one is complete."""
 
     index: int
     id: str = ""
@@ -139,4 +140,13 @@ class Dialect(Protocol):
 
     def stream(self, call: ModelCall) -> StreamEncoder: ...
 
-    def error_body(self, error: ArealError) -> dict[str, Any]: ...
+    def error_body(self, error: ArealError, request_id: str = "") -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A dialect that also tells how many tokens a request's prompt has, before it is sent to be answered."""
+
+    count_routes: tuple[str, ...]  # they take the same body as `routes`
+
+    def format_count(self, tokens: int) -> dict[str, Any]: ...

@@ -3,18 +3,20 @@
     temperature = number(body, "temperature", low=0, high=2)     # None where absent or null
     messages = require_list(body, "messages")
 
-Null always means the same as absent. Booleans are no numbers. Values are quoted shortened, never whole. Used by the
-dialects; knows none of them.
+Null always means the same as absent. Booleans are no numbers. Values are quoted shortened, never whole. What nobody knows is
+ignored and said once. Used by the dialects; knows none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from areal.base.errors import BadRequest
 
 JsonObject = Mapping[str, Any]
+_log = logging.getLogger("areal.proxy")
 
 
 def shown(value: object) -> str:
@@ -81,16 +83,31 @@ def items(body: JsonObject, key: str, *, at: str = "") -> list[Any]:
     return value
 
 
-def neutral(body: JsonObject, key: str, value: float) -> None:
-    """Accept a number only if it changes nothing: the recorded log-probs are those of the unmodified policy."""
-    said = number(body, key)
-    if said is not None and said != value:
-        raise BadRequest(
-            f"{key} {said:g} is not supported: the policy is sampled from its own distribution, so that what is "
-            f"recorded can be trained; leave {key} out or send {value:g}",
-            param=key,
-            code="unsupported_parameter",
-        )
+def unsupported(param: str, remedy: str) -> BadRequest:
+    """For what is understood but cannot be kept."""
+    return BadRequest(f"{param} is not supported: {remedy}", param=param, code="unsupported_parameter")
+
+
+def retry_count(headers: Mapping[str, str]) -> int:
+    """How often the official SDKs have sent this call before."""
+    said = headers.get("x-stainless-retry-count", "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
+
+
+class Ignored:
+    """What a protocol's requests hold and nobody here knows, each name logged once."""
+
+    def __init__(self, protocol: str) -> None:
+        self._protocol = protocol
+        self._seen: set[str] = set()
+
+    def note(self, what: str, names: Iterable[Any]) -> None:
+        """what: for example "field". A client may invent names without end, so the memory is bounded."""
+        for name in names:
+            said = f"{what} {shown(name)}"
+            if said not in self._seen and len(self._seen) < 256:
+                self._seen.add(said)
+                _log.warning("%s: unknown %s is ignored (said once)", self._protocol, said)
 
 
 def _check_range(value: float, key: str, low: float | None, high: float | None) -> None:

@@ -11,18 +11,15 @@ Messages are read in openai_messages.py. Pure translation; used by app.py throug
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from areal.base.errors import ArealError, BadRequest
-from areal.base.redact import redact
 from areal.base.types import ModelCall, SamplingParams
 from areal.proxy.dialects import fields
 from areal.proxy.dialects.base import (
-    LOGPROB_FLOOR,
     Answer,
     Choice,
     ChoiceEnded,
@@ -34,13 +31,19 @@ from areal.proxy.dialects.base import (
     StreamEncoder,
     TokenLogprob,
 )
-from areal.proxy.dialects.fields import JsonObject
+from areal.proxy.dialects.fields import JsonObject, unsupported
 from areal.proxy.dialects.openai_messages import parse_messages, parse_tools
-
-_log = logging.getLogger("areal.proxy")
+from areal.proxy.dialects.sampling import (
+    DISTORTING,
+    forced_call,
+    read_sampling,
+    refuse_distortion,
+    shown_logprob,
+    top_logprobs,
+)
+from areal.web.error_bodies import openai_error_body
 
 MAX_CHOICES = 16
-NEUTRAL_ONLY = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0}
 # fmt: off
 KNOWN = frozenset({  # the first lines are honoured, the others ignored or refused below
     "messages", "model", "tools", "tool_choice", "temperature", "top_p", "top_k", "max_tokens",
@@ -48,8 +51,7 @@ KNOWN = frozenset({  # the first lines are honoured, the others ignored or refus
     "stream_options", "chat_template_kwargs", "response_format",
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "moderation", "safety_identifier",
-    "prediction", "audio", "modalities", "functions", "function_call", "web_search_options", "logit_bias", "chat_template", "extra_body",
-    *NEUTRAL_ONLY,
+    "prediction", "audio", "modalities", "functions", "function_call", "web_search_options", *DISTORTING,
 })
 # fmt: on
 
@@ -62,12 +64,12 @@ class OpenAIChat:
     routes: tuple[str, ...] = ("/chat/completions",)
 
     def __init__(self) -> None:
-        self._unknown_seen: set[str] = set()
+        self._ignored = fields.Ignored("chat completions")
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ModelCall:
         if not isinstance(body, dict):
             raise BadRequest("the request body must be a JSON object with `messages`", code="invalid_json")
-        self._note_unknown(body)
+        self._ignored.note("field", body.keys() - KNOWN)
         _refuse_what_cannot_be_kept(body)
         return ModelCall(
             messages=parse_messages(body),
@@ -78,7 +80,7 @@ class OpenAIChat:
             n=fields.integer(body, "n", low=1, high=MAX_CHOICES) or 1,
             include_usage=_include_usage(body),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
-            retry_count=_retry_count(headers),
+            retry_count=fields.retry_count(headers),
         )
 
     def format(self, answer: Answer, call: ModelCall) -> dict[str, Any]:
@@ -94,14 +96,8 @@ class OpenAIChat:
     def stream(self, call: ModelCall) -> StreamEncoder:
         return _ChunkEncoder(call)
 
-    def error_body(self, error: ArealError) -> dict[str, Any]:
-        return _error(error)
-
-    def _note_unknown(self, body: JsonObject) -> None:
-        for key in body.keys() - KNOWN - self._unknown_seen:
-            if len(self._unknown_seen) < 256:  # a client may invent names without end
-                self._unknown_seen.add(key)
-                _log.warning("chat completions: unknown field %s is ignored (said once)", fields.shown(key))
+    def error_body(self, error: ArealError, request_id: str = "") -> dict[str, Any]:
+        return openai_error_body(error)
 
 
 class _ChunkEncoder:
@@ -130,7 +126,7 @@ class _ChunkEncoder:
                 )
                 return usage + b"data: [DONE]\n\n"
             case Failed(error):
-                return _sse(_error(error))
+                return _sse(openai_error_body(error))
 
     def _piece(self, piece: Piece) -> bytes:
         delta: dict[str, Any] = {}
@@ -165,11 +161,6 @@ class _ChunkEncoder:
         return _sse({**self._head, "choices": [choice], **usage})
 
 
-def _error(error: ArealError) -> dict[str, Any]:
-    message = redact(str(error))  # it may quote what the client sent
-    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
-
-
 def _sse(body: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
@@ -194,20 +185,7 @@ def _format_choice(choice: Choice, call: ModelCall) -> dict[str, Any]:
 
 
 def _logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-    content = [
-        {
-            **_candidate(token.data, token.logprob),
-            "top_logprobs": [_candidate(data, value) for data, value in token.top],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _candidate(data: bytes, logprob: float) -> dict[str, Any]:
-    # `not >=` also catches NaN; a NaN of a *sampled* token has made the interaction untrainable (recorder.py).
-    value = float(logprob) if logprob >= LOGPROB_FLOOR else LOGPROB_FLOOR
-    return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
+    return {"content": [shown_logprob(token) for token in tokens], "refusal": None}
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
@@ -220,43 +198,17 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _sampling(body: JsonObject) -> SamplingParams:
-    limits = [fields.integer(body, key, low=1) for key in ("max_tokens", "max_completion_tokens")]
-    named = [limit for limit in limits if limit is not None]
     want_logprobs = fields.flag(body, "logprobs")
-    top_logprobs = fields.integer(body, "top_logprobs", low=0, high=20) or 0
-    if top_logprobs and not want_logprobs:
+    candidates = top_logprobs(body)
+    if candidates and not want_logprobs:
         raise BadRequest("top_logprobs needs logprobs: true beside it", param="top_logprobs")
-    top_p = fields.number(body, "top_p", low=0, high=1)
-    if top_p == 0:
-        raise BadRequest("top_p must be above 0; for greedy sampling send temperature 0", param="top_p")
-    top_k = fields.integer(body, "top_k", low=-1)
-    return SamplingParams(
-        max_tokens=min(named) if named else None,
-        temperature=fields.number(body, "temperature", low=0, high=2),
-        top_p=top_p,
-        top_k=None if top_k is None else max(0, top_k),
-        seed=fields.integer(body, "seed"),
-        stop=_stop(body),
-        stop_token_ids=_stop_token_ids(body),
-        top_logprobs=top_logprobs,
+    return read_sampling(
+        body,
+        limits=("max_tokens", "max_completion_tokens"),
+        stop="stop",
         want_logprobs=want_logprobs,
+        candidates=candidates,
     )
-
-
-def _stop(body: JsonObject) -> tuple[str, ...]:
-    value = body.get("stop")
-    texts = [value] if isinstance(value, str) else fields.items(body, "stop")
-    stops = tuple(fields.as_text(one, f"stop[{index}]") for index, one in enumerate(texts))
-    if len(stops) > 16 or any(len(one) > 1024 for one in stops):
-        raise BadRequest("stop takes at most 16 texts of at most 1024 characters", param="stop")
-    return tuple(one for one in stops if one)  # an empty text would stop everything at once
-
-
-def _stop_token_ids(body: JsonObject) -> tuple[int, ...]:
-    ids = fields.items(body, "stop_token_ids")
-    if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < 2**31 for one in ids):
-        raise BadRequest("stop_token_ids must be a list of token ids", param="stop_token_ids")
-    return tuple(ids)
 
 
 def _include_usage(body: JsonObject) -> bool:
@@ -275,39 +227,18 @@ def _allowed_tools(body: JsonObject) -> Any:
         return ()
     if not tools and isinstance(choice, str):
         raise BadRequest("tool_choice needs `tools` to choose from", param="tool_choice")
-    raise BadRequest(
-        f"tool_choice {fields.shown(choice)} is not supported yet: the policy is sampled without a grammar, so a call cannot "
-        "be forced; send auto or none",
-        param="tool_choice",
-        code="unsupported_parameter",
-    )
+    raise forced_call(choice)
 
 
 def _refuse_what_cannot_be_kept(body: JsonObject) -> None:
-    for key, value in NEUTRAL_ONLY.items():
-        fields.neutral(body, key, value)
-    bias = fields.as_object(body.get("logit_bias") or {}, "logit_bias")
-    if any(bias.values()):
-        raise _unsupported("logit_bias", "it changes the distribution that is recorded; leave it out")
+    refuse_distortion(body)
     form = body.get("response_format")
     if form is not None and fields.as_object(form, "response_format").get("type") != "text":
-        raise _unsupported(
+        raise unsupported(
             "response_format", "output is not constrained by a grammar yet; ask for the format in the prompt"
         )
     if any(fields.as_text(one, "modalities") != "text" for one in fields.items(body, "modalities")):
-        raise _unsupported("modalities", "the model writes text only; send ['text'] or leave it out")
+        raise unsupported("modalities", "the model writes text only; send ['text'] or leave it out")
     for key in ("functions", "web_search_options"):
         if body.get(key):
-            raise _unsupported(key, "describe functions in `tools`")
-    nested = body.get("extra_body")  # some clients send the SDK's argument itself
-    if body.get("chat_template") or (isinstance(nested, dict) and nested.get("chat_template")):
-        raise _unsupported("chat_template", "the served model's own template is used; see chat_template_kwargs")
-
-
-def _unsupported(param: str, remedy: str) -> BadRequest:
-    return BadRequest(f"{param} is not supported: {remedy}", param=param, code="unsupported_parameter")
-
-
-def _retry_count(headers: Mapping[str, str]) -> int:
-    said = headers.get("x-stainless-retry-count", "")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
+            raise unsupported(key, "describe functions in `tools`")
