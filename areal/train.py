@@ -146,12 +146,17 @@ class PPOTrainer:
         return None
 
     def train(self) -> None:
-        """Run to the end. Raises ArealError with the reason if a process dies or a step cannot be applied."""
-        asyncio.run(self._train())
+        """Run to the end. Raises ArealError with the reason if a process dies or a step cannot be applied, KeyboardInterrupt
+        where a signal ended it at once; every process is stopped by then."""
+        try:
+            asyncio.run(self._train())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
     async def _train(self) -> None:
+        signals = _Signals()
         async with assemble(self.config, self.folder) as run:
-            _stop_on_signals(run)
+            signals.run = run
             await _watched(train(run), run.scheduler)
             if run.learner is not None:
                 finish(run.folder, run.metrics_path)
@@ -175,23 +180,27 @@ async def _watched(work: Coroutine[Any, Any, None], scheduler: Scheduler) -> Non
                 await each
 
 
-def _stop_on_signals(run: Run) -> None:
-    """First SIGINT or SIGTERM: finish the step, save, end. Second: end now (nothing finished is lost either way)."""
-    loop = asyncio.get_running_loop()
-    main = asyncio.current_task()
+class _Signals:
+    """SIGINT and SIGTERM. While the parts still start, the first ends everything at once. Later the first lets the step
+    finish, saves and ends; the second ends at once (nothing finished is lost either way)."""
 
-    def stop() -> None:
-        if run.stopping.is_set() and main is not None:
-            main.cancel()
+    def __init__(self) -> None:
+        self.run: Run | None = None  # once it is up
+        self._main = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
+
+    def _asked_to_stop(self) -> None:
+        assert self._main is not None
+        if self.run is None or self.run.stopping.is_set():
+            self._main.cancel()
+            return
         announce("RLTrainer", "stopping after this step; once more to stop at once")
-        run.stopping.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        self.run.stopping.set()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m areal.train`: exit 0 done, 1 failed with a reason, 2 a wrong configuration."""
+    """`python -m areal.train`: exit 0 done, 1 failed with a reason, 2 a wrong configuration, 130 cut short."""
     from areal.config.command_line import run_from_command_line
 
     return run_from_command_line(sys.argv[1:] if argv is None else list(argv), PPOTrainer)
