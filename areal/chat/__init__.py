@@ -2,7 +2,7 @@
 
 renderer = load_renderer("/models/smollm2")        # a Hugging Face model folder: tokenizer.json and its neighbours
 prompt = renderer.render(messages)
-parser = StreamParser(renderer.tokenizer, stop=("END",))
+parser = renderer.parser(prompt.text, tools, stop=("END",))
 """
 
 from __future__ import annotations
@@ -10,26 +10,38 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal.chat.base import Mismatch, RenderedPrompt, Renderer, Tokenizer
+from areal.chat.deltas import CallDelta, ReasoningDelta, TextDelta
 from areal.chat.renderer import JinjaRenderer, end_of_turn
 from areal.chat.scripted import scripted_renderer
-from areal.chat.stream_parser import StreamParser, TextDelta
+from areal.chat.stream_parser import AnswerForm, StreamParser
 from areal.chat.template import ChatTemplate
 from areal.chat.tokenizer import HfTokenizer
+from areal.config.rollout import ReasoningParser, ToolCallParser
 
 
-def load_renderer(folder: str | Path) -> JinjaRenderer:
+def load_renderer(
+    folder: str | Path, *, tool_call_parser: ToolCallParser = "qwen", reasoning_parser: ReasoningParser = "qwen3"
+) -> JinjaRenderer:
     """Template and tokenizer of a model folder. Completions end at every id its files name, and at the template's own
     end of turn. Raises ConfigError when the folder's files cannot be used."""
     tokenizer = HfTokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer.special_tokens)
-    return JinjaRenderer(tokenizer.with_eos(end_of_turn(template, tokenizer)), template)
+    return JinjaRenderer(
+        tokenizer.with_eos(end_of_turn(template, tokenizer)),
+        template,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+    )
 
 
 __all__ = [
+    "AnswerForm",
+    "CallDelta",
     "ChatTemplate",
     "HfTokenizer",
     "JinjaRenderer",
     "Mismatch",
+    "ReasoningDelta",
     "RenderedPrompt",
     "Renderer",
     "StreamParser",

@@ -2,7 +2,7 @@
 
     prompt = renderer.render(call.messages, call.tools)                       # a new branch
     prompt = renderer.extend(recorded, call.messages, call.tools)             # or the recorded ids + the new messages
-    parser = StreamParser(renderer.tokenizer, stop=("END",))                  # chat/stream_parser.py
+    parser = renderer.parser(prompt.text, call.tools, stop=("END",))          # chat/stream_parser.py
     for delta in parser.feed(chunk): ...
 
 Renderers: chat/renderer.py (Jinja chat templates with the token-exact bridge). No torch, no transformers.
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from areal.base.types import IntArray, Interaction, Message, Tool
+
+if TYPE_CHECKING:
+    from areal.chat.stream_parser import StreamParser
 
 
 class Tokenizer(Protocol):
@@ -70,4 +73,8 @@ class Renderer(Protocol):
     ) -> RenderedPrompt | Mismatch:
         """recorded.prompt_ids + recorded.completion.token_ids + only what the new messages add, verified against the
         template; Mismatch where the template rewrites history (for example strips earlier reasoning)."""
+        ...
+
+    def parser(self, prompt_text: str, tools: Sequence[Tool] = (), *, stop: Sequence[str] = ()) -> StreamParser:
+        """The reader of one answer to this prompt: reasoning always, tool calls where there are tools."""
         ...

@@ -4,14 +4,14 @@
     text = detokenizer.feed(token_id)      # "" while a character is incomplete
     text += detokenizer.finish()           # one U+FFFD if the stream ended inside a character
 
-Bytes that can never become a character turn into U+FFFD at once; the result equals Tokenizer.decode of all ids, for every
+Special tokens have no text, except those given as `shown_special`. Bytes that can never become a character turn into U+FFFD at once; the result equals Tokenizer.decode of all ids, for every
 way of cutting the stream. Used by stream_parser.py.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from areal.chat.base import Tokenizer
 
@@ -19,14 +19,15 @@ from areal.chat.base import Tokenizer
 class Detokenizer:
     """State of one stream."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown_special: Mapping[int, bytes] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._shown_special = shown_special or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._drop_space = tokenizer.strips_first_space
 
     def feed(self, token_id: int) -> str:
         """The text that this token completes."""
-        return self._trimmed(self._decoder.decode(self._tokenizer.piece(token_id)))
+        return self._trimmed(self._decoder.decode(self._shown_special.get(token_id) or self._tokenizer.piece(token_id)))
 
     def feed_all(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete."""

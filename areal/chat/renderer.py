@@ -24,17 +24,43 @@ from areal.base.errors import BadRequest
 from areal.base.types import Interaction, Message, Tool
 from areal.chat.base import Mismatch, RenderedPrompt, Tokenizer
 from areal.chat.canonical import difference, tools_key, visible
+from areal.chat.reasoning import reasoning_style
+from areal.chat.stream_parser import AnswerForm, StreamParser
 from areal.chat.template import ChatTemplate
+from areal.chat.tool_formats import tool_format
+from areal.config.rollout import ReasoningParser, ToolCallParser
 
 _MARKER = "areal-answer-8d1f0c"  # stands in an answer's place; no white space at its ends that a template could trim
 
 
 class JinjaRenderer:
-    """A chat.base.Renderer over one model's template and tokenizer. Stateless; safe to share."""
+    """A chat.base.Renderer over one model's template and tokenizer. Stateless; safe to share.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    tool_call_parser, reasoning_parser: see tool_formats and reasoning.py; the defaults follow the template."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        tool_call_parser: ToolCallParser = "qwen",
+        reasoning_parser: ReasoningParser = "qwen3",
+    ) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        self._tool_format = tool_format(tool_call_parser, template.source)
+        self._reasoning = reasoning_style(reasoning_parser, template.source)
+
+    def parser(self, prompt_text: str, tools: Sequence[Tool] = (), *, stop: Sequence[str] = ()) -> StreamParser:
+        """See Renderer.parser."""
+        style = self._reasoning
+        form = AnswerForm(
+            reasoning=style,
+            in_reasoning=style is not None and style.opened_by(prompt_text),
+            tool_format=self._tool_format if tools else None,
+            tools=tuple(tools),
+        )
+        return StreamParser(self.tokenizer, form, stop=stop)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), kwargs: Mapping[str, Any] | None = None
@@ -112,8 +138,9 @@ class JinjaRenderer:
         White space is the template's own affair. With tool calls the sampled JSON is printed anew, so there it is enough
         that nothing of the reply is missing."""
         reply, shown = recorded.reply, _squeezed(answer)
-        sampled = _squeezed(self.tokenizer.decode(self._without_end(recorded), skip_special=True))
-        if shown == sampled:
+        ids = self._without_end(recorded)
+        sampled = _squeezed(self.tokenizer.decode(ids, skip_special=True))
+        if shown in (sampled, _squeezed(self.tokenizer.decode(ids, skip_special=False))):
             return ""
         if reply.reasoning and _squeezed(reply.reasoning) not in shown:
             return "the template leaves out the reasoning of earlier turns"

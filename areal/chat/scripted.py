@@ -11,9 +11,17 @@ from pathlib import Path
 
 from areal.chat.renderer import JinjaRenderer
 from areal.chat.template import CHATML, ChatTemplate
+from areal.config.rollout import ReasoningParser, ToolCallParser
 from areal.inference.scripted.script import read_script
 
 
-def scripted_renderer(path: str | Path) -> JinjaRenderer:
+def scripted_renderer(
+    path: str | Path, *, tool_call_parser: ToolCallParser = "qwen", reasoning_parser: ReasoningParser = "qwen3"
+) -> JinjaRenderer:
     """Raises ConfigError, as read_script does."""
-    return JinjaRenderer(read_script(path).vocabulary, ChatTemplate(CHATML, origin="the scripted backend's ChatML"))
+    return JinjaRenderer(
+        read_script(path).vocabulary,
+        ChatTemplate(CHATML, origin="the scripted backend's ChatML"),
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+    )

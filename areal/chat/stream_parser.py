@@ -1,47 +1,77 @@
-"""One sampled answer, token by token, as what a client sees of it.
+"""One sampled answer, token by token, as what a client sees of it: text, reasoning and tool calls.
 
-    parser = StreamParser(tokenizer, stop=("END",))
+    parser = renderer.parser(prompt.text, tools=call.tools, stop=("END",))
     async for chunk in chunks:
-        for delta in parser.feed(chunk):          # TextDelta now; reasoning and tool calls are further Delta types
-            ...
+        for delta in parser.feed(chunk): ...      # TextDelta | ReasoningDelta | CallDelta (deltas.py)
         if parser.stopped:                        # a stop text is complete: abort the backend
             break
     deltas = parser.finish()
     message, kept = parser.message(), parser.kept # the folded deltas; how many of the sampled tokens are the answer
 
 End tokens stay in the ids and are trained, but show no text (T056). Ids end at the token that completes a stop text; what
-came in the same chunk behind it is not kept. Feeding a whole answer at once gives the same text as feeding it token by
-token. Built from detokenizer.py and stop.py. Used by proxy/recorder.py.
+came in the same chunk behind it is not kept. Stop texts are matched in all that was sampled, reasoning and calls included.
+Feeding a whole answer at once gives the same message as feeding it token by token (source.py says why). Special tokens
+show no text, but those that mark reasoning or calls do, so that a marker in the wrong place does not vanish. Built from
+detokenizer.py, stop.py, reasoning.py, tool_formats/. Made by renderer.py, used by proxy/generation.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from areal.base.types import FinishReason, Message, TokenChunk
+from areal.base.types import FinishReason, Message, TokenChunk, Tool
 from areal.chat.base import Tokenizer
+from areal.chat.deltas import CallDelta, Delta, DeltaSink, ReasoningDelta, TextDelta, call_id, fold
 from areal.chat.detokenizer import Detokenizer
+from areal.chat.reasoning import ReasoningStyle, read_reasoning
+from areal.chat.source import Reading, Source
 from areal.chat.stop import StopMatcher
+from areal.chat.tool_formats.base import ToolFormat, text_until
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """More of the answer's text; never empty."""
+class AnswerForm:
+    """What to look for in one answer; the default is nothing but text. in_reasoning: the prompt opened the block."""
 
-    text: str
+    reasoning: ReasoningStyle | None = None
+    in_reasoning: bool = False
+    tool_format: ToolFormat | None = None
+    tools: tuple[Tool, ...] = ()
 
+    def markers(self) -> tuple[str, ...]:
+        """Texts that may be special tokens and must show."""
+        reasoning = self.reasoning.markers if self.reasoning else ()
+        return (*reasoning, *(self.tool_format.markers if self.tool_format else ()))
 
-Delta = TextDelta
+    def read(self, source: Source, sink: DeltaSink) -> Reading[None]:
+        """The reader of the whole answer."""
+        if self.reasoning is not None:
+            yield from read_reasoning(source, sink, self.reasoning, opened=self.in_reasoning)
+        if self.tool_format is not None:
+            yield from self.tool_format.read(source, sink, {tool.name: tool for tool in self.tools})
+        yield from text_until(source, sink, ())
 
 
 class StreamParser:
     """State of one answer."""
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        form: AnswerForm | None = None,
+        *,
+        stop: Sequence[str] = (),
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        form = form or AnswerForm()
+        length = form.tool_format.id_length if form.tool_format else 0
         self._ends = frozenset(tokenizer.eos_ids)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, _special_markers(tokenizer, form.markers()))
         self._stop = StopMatcher(stop)
+        self._source = Source()
+        self._sink = DeltaSink(new_id or (lambda: call_id(length)), calls=form.tool_format is not None)
+        self._reader = form.read(self._source, self._sink)
         self._deltas: list[Delta] = []
         self.kept = 0
         self.finish_reason: FinishReason | None = None
@@ -66,29 +96,46 @@ class StreamParser:
             if token_id not in self._ends:
                 shown.append(self._stop.feed(self._detokenizer.feed(token_id)))
         self.finish_reason = "stop" if self.stopped else chunk.finish_reason
-        return self._emit(shown)
+        return self._read(shown)
 
     def finish(self) -> list[Delta]:
-        """The rest: text held back for a stop text that did not come, an incomplete last character."""
-        if self.stopped:
-            return []
-        last = self._stop.feed(self._detokenizer.finish())
-        if self.stopped:
-            self.finish_reason = "stop"
-            return self._emit([last])
-        return self._emit([last, self._stop.finish()])
+        """The rest: text held back for a stop text, a marker or a call that did not come, an incomplete last character."""
+        shown: list[str] = []
+        if not self.stopped:
+            shown.append(self._stop.feed(self._detokenizer.finish()))
+            if self.stopped:
+                self.finish_reason = "stop"
+            else:
+                shown.append(self._stop.finish())
+        self._source.end()
+        return self._read(shown)
 
     def message(self) -> Message:
         """All deltas so far, folded."""
         return fold(self._deltas)
 
-    def _emit(self, shown: Iterable[str]) -> list[Delta]:
-        text = "".join(shown)
-        deltas = [TextDelta(text)] if text else []
+    def has_calls(self) -> bool:
+        return any(isinstance(delta, CallDelta) for delta in self._deltas)
+
+    def _read(self, shown: Iterable[str]) -> list[Delta]:
+        self._source.feed("".join(shown))
+        next(self._reader, None)
+        if self._source.ended:
+            self._sink.finish()
+        deltas = self._sink.take()
         self._deltas += deltas
         return deltas
 
 
-def fold(deltas: Iterable[Delta]) -> Message:
-    """The assistant message that a stream of deltas makes."""
-    return Message("assistant", content="".join(delta.text for delta in deltas))
+def _special_markers(tokenizer: Tokenizer, markers: Iterable[str]) -> dict[int, bytes]:
+    """Those of the markers that are one special token, by its id."""
+    found = {}
+    for marker in markers:
+        ids = tokenizer.encode(marker)
+        special = [one for one in ids if not tokenizer.piece(one)]
+        if len(special) == 1 and tokenizer.decode(special, skip_special=False).strip() == marker:
+            found[special[0]] = marker.encode()
+    return found
+
+
+__all__ = ["AnswerForm", "CallDelta", "Delta", "ReasoningDelta", "StreamParser", "TextDelta", "fold"]

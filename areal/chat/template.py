@@ -6,7 +6,7 @@
 Templates come with models from strangers: they run in Jinja's immutable sandbox, with a bound on the source, on the
 text they make and on the CPU time they take (settled 23). A template that raises is the request's fault: BadRequest with
 its reason. Loops are bounded by a call put into every loop and macro body, because Jinja hands back control only where a
-template writes something. Templates see messages as dicts, with tool arguments decoded. Used by renderer.py.
+template writes something. What templates get to see is template_input.py's. Used by renderer.py.
 """
 
 from __future__ import annotations
@@ -28,40 +28,16 @@ import jinja2.sandbox
 from areal.base.errors import BadRequest, ConfigError
 from areal.base.logs import announce
 from areal.base.types import Message, Tool
+from areal.chat.template_input import TemplateNeeds, has_object_arguments, template_input
 from areal.chat.tokenizer import read_json
 
 MAX_SOURCE_CHARACTERS = 1_000_000
 MAX_TEXT_CHARACTERS = 64_000_000
 MAX_CPU_S = 5.0
 
-# ChatML, with tools in the manner most ChatML models were trained on (a <tools> list, <tool_call> and <tool_response>).
 CHATML = r"""
-{%- if tools %}
-    {{- "<|im_start|>system\n" }}
-    {%- if messages and messages[0].role == "system" %}{{ messages[0].content + "\n\n" }}{% endif %}
-    {{- "You can call these functions:\n<tools>" }}
-    {%- for tool in tools %}{{ "\n" + (tool | tojson) }}{% endfor %}
-    {{- "\n</tools>\nTo call one, write\n<tool_call>\n{\"name\": NAME, \"arguments\": {...}}\n</tool_call><|im_end|>\n" }}
-{%- endif %}
 {%- for message in messages %}
-    {%- if message.role == "system" and tools and loop.first %}{% continue %}{% endif %}
-    {%- set role = "user" if message.role == "tool" else message.role %}
-    {%- set after_tool = not loop.first and messages[loop.index0 - 1].role == "tool" %}
-    {%- if message.role == "tool" and after_tool %}{{ "\n" }}{% else %}{{ "<|im_start|>" + role + "\n" }}{% endif %}
-    {%- if message.role == "tool" %}
-        {{- "<tool_response>\n" + message.content + "\n</tool_response>" }}
-        {%- if not loop.last and messages[loop.index0 + 1].role == "tool" %}{% continue %}{% endif %}
-    {%- else %}
-        {%- if message.reasoning_content %}{{ "<think>\n" + message.reasoning_content + "\n</think>\n\n" }}{% endif %}
-        {{- message.content }}
-        {%- for call in message.tool_calls or [] %}
-            {{- "\n" if message.content or not loop.first }}
-            {{- "<tool_call>\n{\"name\": " + (call.function.name | tojson) + ", \"arguments\": " }}
-            {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
-            {{- "}\n</tool_call>" }}
-        {%- endfor %}
-    {%- endif %}
-    {{- "<|im_end|>\n" }}
+    {{- "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}
 """
@@ -78,6 +54,7 @@ class ChatTemplate:
             raise ConfigError(f"{origin} has {len(source)} characters, more than the {MAX_SOURCE_CHARACTERS} allowed")
         self.source = source
         self._special_tokens = dict(special_tokens or {})
+        self._needs = TemplateNeeds.of(source)
         try:
             self._environment = _environment()
             self._template = self._environment.from_string(source)
@@ -120,11 +97,29 @@ class ChatTemplate:
             raise BadRequest(
                 "a request cannot bring its own chat template; leave chat_template out", param="chat_template"
             )
+        try:
+            return self._text(messages, tools, kwargs or {}, add_generation_prompt)
+        except BadRequest:
+            # Templates that go through a call's arguments fail on those that are no object; the next try wraps them.
+            if all(has_object_arguments(call) for message in messages for call in message.tool_calls):
+                raise
+        return self._text(messages, tools, kwargs or {}, add_generation_prompt, wrapped=True)
+
+    def _text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, Any],
+        add_generation_prompt: bool,
+        *,
+        wrapped: bool = False,
+    ) -> str:
+        shown_messages, shown_tools = template_input(messages, tools, self._needs, wrapped=wrapped)
         variables = {
             **self._special_tokens,
-            **(kwargs or {}),
-            "messages": template_messages(messages),
-            "tools": template_tools(tools) or None,
+            **kwargs,
+            "messages": shown_messages,
+            "tools": shown_tools or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -145,51 +140,6 @@ class ChatTemplate:
                 f"the model's chat template fails on these messages: {reason}", param="messages"
             ) from error
         return "".join(parts)
-
-
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: dicts; tool arguments decoded where they are JSON objects; a tool's name."""
-    names = {call.id: call.name for message in messages for call in message.tool_calls}
-    shown: list[dict[str, Any]] = []
-    for message in messages:
-        entry: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.reasoning:
-            entry["reasoning_content"] = message.reasoning
-        if message.tool_calls:
-            entry["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": _decoded(call.arguments)},
-                }
-                for call in message.tool_calls
-            ]
-        if message.role == "tool":
-            entry["tool_call_id"] = message.tool_call_id
-        name = message.name or names.get(message.tool_call_id, "") if message.role == "tool" else message.name
-        if name:
-            entry["name"] = name
-        shown.append(entry)
-    return shown
-
-
-def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Tools in OpenAI's shape, which is what templates print."""
-    return [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
-        }
-        for tool in tools
-    ]
-
-
-def _decoded(arguments: str) -> Any:
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):  # a model may write anything; what nests too deep stays text
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):

@@ -14,6 +14,10 @@ StylesOfExport = Literal["individual", "concat"]
 StalePolicy = Literal["auto", "drop", "mask"]
 SamplingOwner = Literal["client", "policy"]
 RewardKey = Literal["session", "admin"]
+ToolCallParser = Literal[
+    "qwen", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "glm", "kimi", "json", "none"
+]
+ReasoningParser = Literal["qwen3", "deepseek_r1", "mistral", "kimi", "none"]
 Framework = Literal["openclaw", "langchain", "claude_code"]
 RewardSource = Literal["client", "reward_model", "judge_model"]
 
@@ -51,6 +55,10 @@ class AgentConfig(Section):
     """Training rows: one per interaction, or one per conversation branch."""
     sampling: SamplingOwner = "client"
     """Whose sampling parameters hold where a client names some."""
+    tool_call_parser: ToolCallParser = "qwen"
+    """How the model writes tool calls. qwen: as its chat template shows, else as Qwen does (the same as hermes)."""
+    reasoning_parser: ReasoningParser = "qwen3"
+    """How the model marks its reasoning. qwen3: as its chat template shows, else <think>; deepseek_r1: it always thinks first."""
     max_body_bytes: int = Field(32 * 2**20, ge=1024)
     """Largest request body, also after decompression."""
 

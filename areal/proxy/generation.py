@@ -1,6 +1,6 @@
 """One choice while it is sampled: chunks of tokens in, pieces for the client out, the record kept beside them.
 
-    choice = Generation(renderer.tokenizer, sampling, index=0)
+    choice = Generation(renderer.tokenizer, sampling, renderer.parser(prompt.text, call.tools, stop=sampling.stop), index=0)
     async for chunk in chunks:
         piece = choice.feed(chunk)            # what a client sees of it
         if choice.finished: break             # also when a stop text is complete: the caller aborts the backend
@@ -23,20 +23,21 @@ import numpy.typing as npt
 
 from areal.base.types import Completion, FinishReason, Message, SamplingParams, Tag, TokenChunk
 from areal.chat.base import Tokenizer
-from areal.chat.stream_parser import Delta, StreamParser
-from areal.proxy.dialects.base import Piece, TokenLogprob
+from areal.chat.deltas import CallDelta, Delta, ReasoningDelta, TextDelta
+from areal.chat.stream_parser import StreamParser
+from areal.proxy.dialects.base import Piece, TokenLogprob, ToolDelta
 
 T = TypeVar("T", bound=np.generic)
 
 
 class Generation:
-    """State of one choice. sampling: complete, no None left in it."""
+    """State of one choice. sampling: complete, no None left in it. parser: fresh, of this choice alone (T010)."""
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, *, index: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, parser: StreamParser, *, index: int) -> None:
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._index = index
-        self._parser = StreamParser(tokenizer, stop=sampling.stop)
+        self._parser = parser
         self._chunks: list[TokenChunk] = []
         self._shown: list[TokenLogprob] = []
         self.untrainable = ""  # why, if it is
@@ -76,7 +77,7 @@ class Generation:
         return self._piece(deltas, tokens)
 
     def finish(self) -> Piece:
-        """What was held back: text that might have become a stop text, an incomplete last character."""
+        """What was held back: text that might have become a stop text or a call, an incomplete last character."""
         return self._piece(self._parser.finish(), ())
 
     def message(self) -> Message:
@@ -85,7 +86,7 @@ class Generation:
     def finish_reason(self) -> FinishReason:
         """As the client hears it: a call that was cut off says length; abort where nothing ended the stream."""
         reason = self._parser.finish_reason or "abort"
-        return "tool_calls" if reason == "stop" and self.message().tool_calls else reason
+        return "tool_calls" if reason == "stop" and self._parser.has_calls() else reason
 
     def tags(self) -> tuple[Tag, ...]:
         tags: list[Tag] = []
@@ -107,7 +108,13 @@ class Generation:
         )
 
     def _piece(self, deltas: list[Delta], tokens: tuple[TokenLogprob, ...]) -> Piece:
-        return Piece(self._index, text="".join(delta.text for delta in deltas), tokens=tokens)
+        return Piece(
+            self._index,
+            text="".join(delta.text for delta in deltas if isinstance(delta, TextDelta)),
+            reasoning="".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
+            tools=_tool_deltas(deltas),
+            tokens=tokens,
+        )
 
     def _logprobs(self, chunk: TokenChunk) -> tuple[TokenLogprob, ...]:
         top = chunk.top or ((),) * len(chunk.token_ids)
@@ -119,6 +126,16 @@ class Generation:
     def _bytes(self, token_id: int) -> bytes:
         """A token's own bytes; special tokens, which have none in the text, by their name."""
         return self._tokenizer.piece(token_id) or self._tokenizer.decode([token_id], skip_special=False).encode()
+
+
+def _tool_deltas(deltas: Iterable[Delta]) -> tuple[ToolDelta, ...]:
+    """One for each call: clients fold by index, and some of them badly where an index stands twice in one chunk."""
+    found: dict[int, ToolDelta] = {}
+    for delta in deltas:
+        if isinstance(delta, CallDelta):
+            begun = found.setdefault(delta.index, ToolDelta(delta.index, delta.id, delta.name))
+            found[delta.index] = replace(begun, arguments=begun.arguments + delta.arguments)
+    return tuple(found.values())
 
 
 def _of_one_length(chunk: TokenChunk, length: int) -> TokenChunk:

@@ -17,7 +17,8 @@ import areal.chat.template as template_module
 from areal.base.errors import BadRequest, ConfigError
 from areal.base.types import Message, Tool, ToolCall
 from areal.chat import ChatTemplate, JinjaRenderer, load_renderer
-from areal.chat.template import CHATML, template_messages, template_tools
+from areal.chat.template import CHATML
+from areal.chat.template_input import TemplateNeeds, template_input, template_messages, template_tools
 
 TOOL = Tool("add", "Adds <two> numbers & says so.", {"type": "object", "properties": {"é": {"type": "number"}}})
 CALL = ToolCall("call1", "add", '{"y": 2, "x": "é"}')
@@ -49,12 +50,9 @@ def references(models_by_template: Models) -> dict[str, Any]:
 
 
 def reference_text(reference: Any, messages: list[Message], tools: list[Tool], **options: Any) -> str | Exception:
+    shown, listed = template_input(messages, tools, TemplateNeeds.of(reference.chat_template))
     try:
-        return str(
-            reference.apply_chat_template(
-                template_messages(messages), tools=template_tools(tools) or None, tokenize=False, **options
-            )
-        )
+        return str(reference.apply_chat_template(shown, tools=listed or None, tokenize=False, **options))
     except Exception as error:
         return error
 
