@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from areal.base.types import Interaction, Limits
-from areal.chat import scripted_renderer
+from areal.chat import JinjaRenderer, scripted_renderer
 from areal.config.rollout import AgentConfig, GenerationConfig
 from areal.inference.app import WireApp
 from areal.inference.client import HttpBackend
@@ -44,6 +44,7 @@ class Service:
     http: aiohttp.ClientSession
     keys: SessionKeys
     proxy: Proxy
+    renderer: JinjaRenderer
 
     async def post(self, path: str, body: Any, key: str | None = ADMIN, **headers: str) -> tuple[int, Any, Any]:
         """Status, decoded body, headers."""
@@ -77,6 +78,11 @@ class Service:
         session = await self.store.sessions.live(self.keys.check(key).hash)
         assert session is not None
         return await self.store.sessions.interactions(session.id)
+
+    async def prompts(self, key: str) -> list[str]:
+        """The recorded prompts as text, special tokens included."""
+        decode = self.renderer.tokenizer.decode
+        return [decode(one.prompt_ids.tolist(), skip_special=False) for one in await self.recorded(key)]
 
     def calls(self) -> Any:
         """What the inference server was asked."""
@@ -122,10 +128,10 @@ async def running_service(
         )
         if await store.training.limits() is None:
             await store.training.set_limits(limits)
-        keys, router = SessionKeys(SIGNING_KEY), Router([backend])
+        keys, router, renderer = SessionKeys(SIGNING_KEY), Router([backend]), scripted_renderer(script)
         whole = {
             "store": store,
-            "renderer": scripted_renderer(script),
+            "renderer": renderer,
             "backend": router,
             "keys": keys,
             "worker": "w0",
@@ -138,7 +144,7 @@ async def running_service(
         proxy = build_proxy(ProxyParts(**whole))
         url = await stack.enter_async_context(serving(proxy.app))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Service(url, store, engine, http, keys, proxy)
+        yield Service(url, store, engine, http, keys, proxy, renderer)
 
 
 MakeService = Callable[..., Awaitable[Service]]

@@ -284,6 +284,15 @@ def test_t030_text_then_call_in_the_protocols_order() -> None:
     assert well_ordered(bodies) == ["thinking", "text", "tool_use", "tool_use"]
 
 
+def test_the_end_of_a_call_and_the_text_behind_it_may_come_in_one_piece() -> None:
+    call = ToolDelta(0, "tu1", "sh", '{"c"')
+    both = Piece(0, " done", tools=(ToolDelta(0, arguments=':"ls"}'), ToolDelta(1, "tu2", "now", "{}")))
+    bodies = events(Started(ANSWER), Piece(0, tools=(call,)), both, ChoiceEnded(CHOICE), Done(ANSWER))
+    assert well_ordered(bodies) == ["tool_use", "text", "tool_use"]
+    json_of_0 = [body["delta"]["partial_json"] for body in bodies if body.get("index") == 0 and "delta" in body]
+    assert "".join(json_of_0) == '{"c":"ls"}'
+
+
 @pytest.mark.parametrize("pieces", [[], [Piece(0)], [Piece(0, "He")], [Piece(0, tools=(ToolDelta(0, "a", "f"),))]])
 def test_t030_the_shortest_answers_are_well_formed(pieces: list[Event]) -> None:
     well_ordered(events(Started(ANSWER), *pieces, ChoiceEnded(CHOICE), Done(ANSWER)))

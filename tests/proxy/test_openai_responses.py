@@ -243,6 +243,15 @@ def test_t037_calls_and_reasoning_have_events_of_their_own() -> None:
     assert messages({"role": "user", "content": "u"}, *done["output"])[1] == choice.message
 
 
+def test_the_end_of_a_call_and_the_text_behind_it_may_come_in_one_piece() -> None:
+    both = Piece(0, " done", tools=(ToolDelta(0, arguments=": 1}"), ToolDelta(1, "c2", "now", "{}")))
+    begun = Piece(0, tools=(ToolDelta(0, "c1", "w", '{"c"'),))
+    output = events(Started(ANSWER), begun, both, ChoiceEnded(CHOICE), Done(ANSWER))[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["function_call", "message", "function_call"]
+    assert output[0]["arguments"] == '{"c": 1}'
+    assert messages({"role": "user", "content": "u"}, *output)[1] == Message("assistant", " done", tool_calls=CALLS)
+
+
 @pytest.mark.parametrize("message", [Message("assistant"), Message("assistant", reasoning="hm")])
 def test_an_answer_without_text_has_a_message_that_says_nothing(message: Message) -> None:
     choice = Choice(0, "resp_1", message, "stop", 1)

@@ -122,14 +122,16 @@ class _BlockEncoder:
                 return _sse(anthropic_error_body(error))
 
     def _piece(self, piece: Piece) -> bytes:
-        parts: list[bytes] = []
+        # One piece may hold the end of a call and what the model said behind it: the open block is served first.
+        going_on = [tool for tool in piece.tools if self._open == "tool_use" and tool.index == self._tool]
+        parts = [self._tool_delta(tool) for tool in going_on]
         if piece.reasoning:
             parts.append(self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""}))
             parts.append(self._delta({"type": "thinking_delta", "thinking": piece.reasoning}))
         if piece.text:
             parts.append(self._begin("text", {"type": "text", "text": ""}))
             parts.append(self._delta({"type": "text_delta", "text": piece.text}))
-        parts += [self._tool_delta(tool) for tool in piece.tools]
+        parts += [self._tool_delta(tool) for tool in piece.tools if tool not in going_on]
         return b"".join(parts)
 
     def _tool_delta(self, tool: ToolDelta) -> bytes:

@@ -118,7 +118,9 @@ class ResponseEncoder:
                 return self._failed(error)
 
     def _piece(self, piece: Piece) -> bytes:
-        parts: list[bytes] = []
+        # One piece may hold the end of a call and what the model said behind it: the open item is served first.
+        going_on = [tool for tool in piece.tools if self._open == "function_call" and tool.index == self._tool.index]
+        parts = [self._tool_delta(tool) for tool in going_on]
         if piece.reasoning:
             parts.append(self._begin("reasoning"))
             self._said += piece.reasoning
@@ -130,7 +132,7 @@ class ResponseEncoder:
             self._tokens += tokens
             shown = [shown_logprob(one) for one in tokens]
             parts.append(self._item_event("output_text.delta", content_index=0, delta=piece.text, logprobs=shown))
-        parts += [self._tool_delta(tool) for tool in piece.tools]
+        parts += [self._tool_delta(tool) for tool in piece.tools if tool not in going_on]
         return b"".join(parts)
 
     def _tool_delta(self, tool: ToolDelta) -> bytes:
