@@ -3,7 +3,7 @@
     algorithm = ALGORITHMS["grpo"]
     advantages_k = algorithm.advantages(returns)
 
-A new algorithm is one page, one line here, one twin test. `auto` is not in the table: assemble.py resolves it.
+A new algorithm is one page, one line here, one twin test. `auto` is not in the table: launch.py resolves it.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from areal.base.atomic import write_atomic
 from areal.base.errors import ArealError, ConfigError
-from areal.cluster.process_tree import end, kill, members
+from areal.cluster.process_tree import end, exists, kill, members
 
 RESERVED = ("name", "run_dir", "run_token", "ready_file", "parent_pid")
 """Keys of the spec file that the scheduler writes; everything else is the job's own."""
@@ -100,11 +101,7 @@ def _typed(path: Path, content: object) -> ChildSpec:
 
 def report_ready(spec: ChildSpec, **facts: Any) -> None:
     """Tell the controller that this process serves: `facts` (JSON values, usually url=…) plus the pid. Atomic."""
-    aside = spec.ready_file.with_name(f"{spec.ready_file.name}.{os.getpid()}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"pid": os.getpid(), **facts}, file)
-    os.replace(aside, spec.ready_file)
+    write_atomic(spec.ready_file, json.dumps({"pid": os.getpid(), **facts}).encode())
 
 
 def stop_on_parent_death(spec: ChildSpec, *, grace_s: float = ORPHAN_GRACE_S) -> None:
@@ -143,7 +140,7 @@ def _wait_for_end(pid: int, direct: bool) -> None:
     except ProcessLookupError:
         return
     except (AttributeError, OSError):  # not Linux, or a kernel that forbids it
-        while os.getppid() == pid if direct else _exists(pid):
+        while os.getppid() == pid if direct else exists(pid):
             time.sleep(0.5)
         return
     try:
@@ -154,16 +151,6 @@ def _wait_for_end(pid: int, direct: bool) -> None:
         poll.poll()
     finally:
         os.close(descriptor)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 Main = Callable[[ChildSpec], None] | Callable[[ChildSpec], Coroutine[Any, Any, None]]

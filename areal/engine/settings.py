@@ -3,7 +3,7 @@
     spec = EngineSettings.of(config.actor, model_dir=path, algorithm="grpo", threads=1, total_steps=100, seed=1).spec()
     settings = EngineSettings.model_validate(job)          # in the rank
 
-Everything is resolved here: no `auto`, no 0 threads. No torch. Used by assemble.py (writes) and engine/worker.py (reads).
+Everything is resolved here: no `auto`, no 0 threads. No torch. Used by launch.py (writes) and engine/worker.py (reads).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The run's side of attaching: find a gateway that already runs, prove who we are, let it serve this run.
 
     handle = await find(["http://localhost:9000/gateway/v1"], say=print)      # None: nothing there, start your own
-    await attach(handle, RunFacts(run_id=…, pid=os.getpid(), store_url=…, signing_key_path=…, admin_api_key=…))
-    await detach(handle, run_id)
+    await attach(handle, facts)               # RunFacts(run_id=…, pid=os.getpid(), store_url=…, …)
+    await detach(handle, facts)
 
 Connection refused: None at once. Something that accepts but does not answer yet: waited for, up to 60 s. A stranger on the
 port: a sentence to `say`, and nothing is sent to it but a random number. Both ends run as one user on one host.
-Errors: Conflict (the gateway serves another living run), Unavailable. Used by assemble.py; control.py is the other side.
+Errors: Conflict (the gateway serves another living run), Unavailable. Used by launch.py; control.py is the other side.
 """
 
 from __future__ import annotations

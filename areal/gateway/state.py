@@ -20,6 +20,7 @@ import msgspec
 
 from areal.base.atomic import write_atomic
 from areal.base.errors import ConfigError
+from areal.cluster.process_tree import exists
 
 _Facts = TypeVar("_Facts", bound=msgspec.Struct)
 
@@ -106,12 +107,8 @@ def birth(pid: int) -> str:
 
 def alive(pid: int, born: str = "") -> bool:
     """Whether a process of this id, born then, exists and has not ended (a zombie has)."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+    if not exists(pid):
         return False
-    except PermissionError:
-        return True
     now = birth(pid)
     if born and now and now != born:
         return False

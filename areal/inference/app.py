@@ -14,18 +14,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
+
+from starlette.types import Receive, Scope, Send
 
 from areal.base.errors import ArealError, BackendError, BodyTooLarge, InvalidKey, NotFound
 from areal.base.types import TokenChunk
 from areal.inference import wire
 from areal.inference.backend import Backend
+from areal.web.body import disconnected
 from areal.web.sse import DONE_EVENT, PING, encode_event
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger("areal.server")
 
@@ -94,7 +93,7 @@ class WireApp:
 
     async def _generate(self, receive: Receive, send: Send) -> None:
         chunks = self._backend.generate(wire.decode_request(await _body(receive)))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         events = _Events(send)
         try:
             await self._stream(chunks, gone, events)
@@ -163,11 +162,6 @@ async def _cancel(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.cancel()
         await asyncio.wait({future})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _body(receive: Receive) -> bytes:

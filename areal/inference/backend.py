@@ -20,7 +20,7 @@ from areal.base.types import GenerateRequest, TokenChunk
 
 @dataclass(frozen=True, slots=True)
 class BackendHealth:
-    """What a server says of itself. eos_ids: ids that end a completion by default."""
+    """What a server says of itself. max_context: most tokens of prompt + output. running, waiting: requests."""
 
     model: str
     version: int

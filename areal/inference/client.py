@@ -27,7 +27,9 @@ from areal.web.sse import DONE, SseDecoder, SseEvent
 CONNECT_S = 10.0
 SILENCE_S = 60.0
 LOAD_S = 1800.0  # large weights from slow disks; the server says nothing meanwhile
-IDLE_CONNECTION_S = 3.0  # below uvicorn's keep-alive of 5 s, so that no request meets a connection just being closed
+IDLE_CONNECTION_S = (
+    3.0  # below any server's own keep-alive (ours 75 s, uvicorn's 5 s): no request meets a closing socket
+)
 
 
 class HttpBackend:

@@ -7,7 +7,7 @@
 individual: a row per interaction, prompt masked, output trained. concat: a row per conversation branch on *token*
 prefixes; every open row is tried, so that a sub-agent's turns do not cut the main conversation (T057). Over all rows
 of either style each sampled, unmasked token is trained exactly once. Nothing is re-tokenised, nothing is written.
-Reads: base/types. Used by app.py (export route), sessions.py (`/rl/session`) and rollout/queue.py (the batch).
+Reads: base/types. Used by records.py (what the routes answer), conversation.py, rollout/queue.py (the batch) and dashboard/view.py.
 """
 
 from __future__ import annotations

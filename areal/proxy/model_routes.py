@@ -25,7 +25,7 @@ from areal.proxy.recorder import Recorder
 from areal.proxy.sessions import Sessions
 from areal.web.app import as_areal_error, end_response, request_id, send_chunk, send_json, start_event_stream
 from areal.web.auth import SessionKey, SessionKeys, presented_keys
-from areal.web.body import ClientGone, read_body
+from areal.web.body import ClientGone, disconnected, read_body
 
 _log = logging.getLogger("areal.proxy")
 
@@ -64,7 +64,7 @@ class ModelRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key, call = await _read_call(self._dialect, self._keys, scope, receive)
         running = _Running(self._dialect, self._sessions, self._recorder, key, call, request_id(scope))
-        gone = asyncio.ensure_future(_disconnect(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         gone.add_done_callback(lambda _: running.mailbox.put_nowait(None))
         try:
             if call.stream:
@@ -183,9 +183,3 @@ class _Running:
         except Exception as error:  # the HTTP edge's broad except, on the far side of the mailbox
             _log.exception("request %s failed", self._task.get_name())
             put(Failed(as_areal_error(error)))
-
-
-async def _disconnect(receive: Receive) -> None:
-    """Returns when the client has hung up."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

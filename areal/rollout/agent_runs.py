@@ -25,7 +25,7 @@ from areal.proxy.sessions import Sessions, StartRequest
 from areal.rollout.agents import Agent, load_agent, rewards_of
 from areal.web.app import add_route, send_json
 from areal.web.auth import SessionKey, presented_keys, require
-from areal.web.body import read_body
+from areal.web.body import disconnected, read_body
 
 _log = logging.getLogger("areal.agents")
 
@@ -63,7 +63,7 @@ class AgentRuns:
         except msgspec.MsgspecError as error:
             raise BadRequest(f"not a run request: {error}") from None
         work = asyncio.create_task(self.run(request))
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(disconnected(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -98,9 +98,3 @@ class AgentRuns:
         finally:
             await self._sessions.end(opened, ending)
         return {"session_id": session.id, "reward": reward, "error": error}
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Returns when the caller has gone away (its body has been read, so nothing else can come)."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

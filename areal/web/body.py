@@ -36,6 +36,12 @@ async def read_body(receive: Receive) -> bytes:
         parts.append(part)
 
 
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has hung up. Its body has been read, so nothing else can come."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def receive_within(scope: Scope, receive: Receive, limit: int) -> Receive:
     """A `receive` whose body stays within `limit` bytes and carries no content-encoding (removed from the scope)."""
     encodings: list[bytes] = []
