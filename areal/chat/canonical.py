@@ -80,8 +80,15 @@ def _id(text: str) -> str:
 
 
 def _arguments(call: ToolCall) -> str:
-    """Equal for equal JSON, whatever its spacing, key order and escapes; other text stands for itself."""
+    """Equal for equal JSON, whatever its spacing, key order, escapes and spelling of numbers; other text stands for itself."""
     try:
-        return "json:" + json.dumps(json.loads(call.arguments), sort_keys=True, separators=(",", ":"))
+        value = json.loads(call.arguments, parse_float=_number)
+        return "json:" + json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return "text:" + call.arguments
+
+
+def _number(text: str) -> int | float:
+    """JavaScript has one kind of number: it prints 1.0 as 1."""
+    value = float(text)
+    return int(value) if value.is_integer() else value

@@ -21,6 +21,8 @@ def call(arguments: str, call_id: str = "call_8e23", name: str = "f") -> Message
 
 SAME = [
     (call('{"b":2,"a":"é"}'), call('{"a": "\\u00e9", "b": 2}')),  # T055: printed anew
+    (call('{"x": 1.0, "y": [1e2, 0.5]}'), call('{"x": 1, "y": [100, 0.5]}')),  # JavaScript's numbers
+    (call('{"x": 1e999}'), call('{"x": 1e999}')),
     (call("{}"), call("{}", call_id="call8e23")),  # OpenClaw strips the underscore
     (call("{bad"), call("{bad")),
     (Message("assistant", "4", reasoning="add"), Message("assistant", "4")),  # reasoning dropped
@@ -32,6 +34,8 @@ SAME = [
 ]
 OTHER = [
     (call('{"a": 1}'), call('{"a": 2}')),
+    (call('{"a": 1}'), call('{"a": 1.5}')),
+    (call('{"a": 1}'), call('{"a": true}')),
     (call('{"a": 1}'), call('{"a": 1}', name="g")),
     (call('{"a": 1}'), call('{"a": 1}', call_id="call_9")),
     (call("{bad"), call('{"INVALID_JSON": "{bad"}')),  # pydantic-ai's rewriting
