@@ -3,17 +3,14 @@
     template = ChatTemplate.load("/models/qwen3", special_tokens={"eos_token": "<|im_end|>"})
     text = template.render(messages, tools, {"enable_thinking": False}, add_generation_prompt=True)
 
-Templates come with models from strangers: they run in Jinja's immutable sandbox, with a bound on the source, on the
-text they make and on the CPU time they take (settled 23). A template that raises is the request's fault: BadRequest with
-its reason. Loops are bounded by a call put into every loop and macro body, because Jinja hands back control only where a
-template writes something. What templates get to see is template_input.py's. Used by renderer.py.
+Templates come with models from strangers: they run in a sandbox (sandbox.py), with a bound on the source, on the
+text they make and on the CPU time they take. A template that raises is the request's fault: BadRequest with
+its reason. What templates get to see is template_input.py's. Used by renderer.py.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -23,17 +20,16 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from areal.base.errors import BadRequest, ConfigError
 from areal.base.logs import announce
 from areal.base.types import Message, Tool
+from areal.chat.sandbox import Sandbox
 from areal.chat.template_input import TemplateNeeds, has_object_arguments, template_input
 from areal.chat.tokenizer import read_json
 
 MAX_SOURCE_CHARACTERS = 1_000_000
 MAX_TEXT_CHARACTERS = 64_000_000
-MAX_CPU_S = 5.0
 
 CHATML = r"""
 {%- for message in messages %}
@@ -142,47 +138,6 @@ class ChatTemplate:
         return "".join(parts)
 
 
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with a bound on CPU time in every loop and macro, and without products that explode."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._rendering = threading.local()
-
-    def start(self) -> None:
-        """A rendering begins on this thread."""
-        self._rendering.ticks = 0
-        self._rendering.until = time.thread_time() + MAX_CPU_S
-
-    def tick(self) -> None:
-        """One loop round or macro call; looks at the clock at every 64th."""
-        self._rendering.ticks += 1
-        if self._rendering.ticks % 64 == 0 and time.thread_time() > self._rendering.until:
-            raise jinja2.TemplateError(f"it ran for more than {MAX_CPU_S:.0f} s of CPU time")
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for node in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
-            assert isinstance(node, jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock)
-            call = jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute("tick"), [], [], None, None)
-            tick = jinja2.nodes.ExprStmt(call, lineno=node.lineno)
-            tick.set_environment(self)
-            node.body.insert(0, tick)
-        return tree
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        if operator == "**" and not (numbers and abs(left) <= 1_000_000 and abs(right) <= 64):
-            raise jinja2.TemplateError("a power is out of the range allowed in a chat template")
-        if operator == "*" and not numbers:
-            repeated, times = (right, left) if isinstance(left, int) else (left, right)
-            if len(repeated) * times > MAX_TEXT_CHARACTERS:
-                raise jinja2.TemplateError("a product is out of the range allowed in a chat template")
-        return super().call_binop(context, operator, left, right)
-
-
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}` marks what is sampled; for the text it changes nothing."""
 
@@ -193,9 +148,10 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _tojson
+def _environment() -> Sandbox:
+    environment = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], tojson=_tojson
+    )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import areal.chat.sandbox as sandbox_module
 import areal.chat.template as template_module
 from areal.base.errors import BadRequest, ConfigError
 from areal.base.types import Message, Tool, ToolCall
@@ -173,8 +174,69 @@ def test_a_template_that_fails_is_a_400_with_its_reason(source: str, reason: str
     assert error.value.status == 400
 
 
+DOUBLED = "{%% set n = namespace(x=%s) %%}{%% for i in range(60) %%}{%% set n.x = %s %%}{%% endfor %%}{{ %s }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' | center(10 ** 9) }}",
+        "{{ 'a'.ljust(10 ** 9) }}",
+        "{{ 'a'.zfill(width=10 ** 9) if false else 'a'.zfill(10 ** 9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (10 ** 9, 1) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ '{:>{w}}'.format(1, w=10 ** 9) }}",
+        "{{ 'a\n' | indent(10 ** 9, true) }}",
+        "{{ messages | tojson(indent=10 ** 8) }}",
+        "{{ [1] | batch(10 ** 9, 0) | list | length }}",
+        "{{ [1] | slice(10 ** 9) | list | length }}",
+        "{{ (1).to_bytes(10 ** 9, 'big') | length }}",
+        "{{ ('a\t' * 10 ** 5).expandtabs(10 ** 5) }}",
+        "{{ ('a' * 10 ** 7) | wordwrap(1) }}",
+        "{{ ('a' * 6000).replace('a', 'b' * 10 ** 7) | length }}",
+        "{{ ('a' * 6000).split('a') | join('b' * 10 ** 7) | length }}",
+        "{{ ''.join(['a' * 10 ** 6] * 1000) | length }}",
+        "{{ ('a' * 6000).translate({97: 'b' * 10 ** 7}) | length }}",
+        "{{ (1, 2) * 10 ** 8 }}",
+        "{{ range(99999) | map('center', 99999) | list | length }}",
+        DOUBLED % ("'a'", "n.x ~ n.x", "n.x | length"),
+        DOUBLED % ("'a'", "n.x + n.x", "n.x | length"),
+        DOUBLED % ("'a'", "[n.x, n.x] | join", "n.x | length"),
+        DOUBLED % ("'a'", "n.x.replace('a', 'aaaa')", "n.x | length"),
+        DOUBLED % ("[1]", "n.x + n.x", "n.x | length"),
+        DOUBLED % ("2", "n.x * n.x", "n.x % 7"),
+        DOUBLED % ("[1]", "[n.x, n.x]", "n.x"),
+        DOUBLED % ("[1]", "[n.x, n.x]", "n.x | string"),
+        DOUBLED % ("[1]", "[n.x, n.x]", "n.x | tojson"),
+        "{% set x = 'a' * 10 ** 7 %}{% set y %}{% for i in range(999) %}{{ x }}{% endfor %}{% endset %}{{ y | length }}",
+        "{% set n = namespace(l=[], x='a' * 10 ** 7) %}{% for i in range(999) %}{% set n.l = n.l + [n.x[1:]] %}{% endfor %}",
+    ],
+)
+def test_what_explodes_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(sandbox_module, "MAX_MADE_CHARACTERS", 20_000_000)
+    with pytest.raises(BadRequest, match=r"out of (the )?range"):
+        ChatTemplate(source).render([Message("user", "hi")], add_generation_prompt=True)
+
+
+def test_texts_of_many_kinds_are_made_as_jinja_makes_them() -> None:
+    source = (
+        "{% macro m(a, b=2) %}{{ a }}-{{ b }}{% endmacro %}{% set c %}{{ m('x') }}{% endset %}{{ c ~ 1 ~ none ~ [1, 'é'] }}|"
+        "{{ '%s %5.2f' % ('a', 3.14159) }}|{{ '{:>4}{a}'.format(7, a='é') }}|{{ ['a', 1] | join(', ') }}|{{ 'a-b'.replace('-', '+') }}|"
+        "{{ {'a': [1, '<é>']} | tojson(indent=1) }}|{{ 'ab' * 2 + 'c' }}|{{ [1] + [2] }}|{{ 2 * 3 ** 2 }}|{{ 7 % 4 }}|{{ 'abc'[::-1] }}|"
+        "{{ messages | map(attribute='content') | join }}|{{ 'a b' | title }}|{{ 'x' | center(5) }}|{{ 'long text' | truncate(255) }}|"
+        "{{ missing ~ 'z' }}|{{ ', '.join(['p', 'q']) }}|{{ 1700000000 | string }}|{{ '%d' % 1700000000 }}"
+    )
+    made = ChatTemplate(source).render([Message("user", "hi")], add_generation_prompt=True)
+    assert made.split("|") == [
+        *("x-21None[1, 'é']", "a  3.14", "   7é", "a, 1", "a+b", '{\n "a": [\n  1,\n  "<é>"\n ]\n}', "ababc", "[1, 2]"),
+        *("18", "3", "cba", "hi", "A B", "  x  ", "long text", "z", "p, q", "1700000000", "1700000000"),
+    ]
+
+
 def test_endless_loops_and_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_module, "MAX_CPU_S", 0.05)
+    monkeypatch.setattr(sandbox_module, "MAX_CPU_S", 0.05)
     silent = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     deep = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
     for source in (silent, deep):
