@@ -37,6 +37,11 @@ from areal.web.address import is_loopback
 from areal.web.client import JsonClient
 
 
+# A swap frees and makes hundreds of MB at a time. glibc would keep them in the heaps of whichever threads they passed
+# through; as mappings of their own they go back to the system at once. Other C libraries ignore these names.
+_GIVE_MEMORY_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
+
+
 def trains(config: RunConfig) -> bool:
     """Whether there is a model to train. Without one (scripted backend, no actor.path) sessions are only recorded."""
     return bool(config.actor.path)
@@ -105,7 +110,7 @@ class Launch:
     ) -> tuple[list[Backend], EngineClient | None]:
         """Inference servers and the rank, started side by side; no rank where nothing is trained."""
         spec = parse_backend(self.config.rollout.backend)
-        jobs = [Job(f"server-{k}", *self._server_job(spec.name)) for k in range(spec.size)]
+        jobs = [Job(f"server-{k}", *self._server_job(spec.name), env=_GIVE_MEMORY_BACK) for k in range(spec.size)]
         if trains(self.config):
             jobs.append(self._rank_job())
         ready = await self._ready(await self.scheduler.start(*jobs))
