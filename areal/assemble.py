@@ -176,6 +176,7 @@ async def _take_up(config: RunConfig, store: Store, found: Snapshot | None, inca
     freed = await store.training.release_after(step, incarnation)
     if config.rollout.agent.mode == "inline":
         await store.sessions.expire(time.time(), [])
+        await store.training.close_open_groups()
     if found:
         announce("RLTrainer", f"resumed from {found.path}: step {step}, {freed} groups to be trained again")
 

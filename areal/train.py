@@ -38,7 +38,7 @@ DEATH_S = 2.0  # a broken link is seen before the end of the process behind it
 
 async def train(run: Run) -> None:
     """The whole run, from its first step to total_train_steps, or until somebody asks it to stop."""
-    async with RolloutReporter(run.store.training, run.gate, run.metrics, on_counts=run.progress.counts):
+    async with RolloutReporter(run.store, run.gate, run.metrics, on_counts=run.progress.counts):
         if run.learner is None:
             return await record(run)
         learner = run.learner

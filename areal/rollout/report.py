@@ -1,6 +1,6 @@
 """The [rollout] line: every batch worth of finished groups, as it is completed, whatever training does meanwhile.
 
-    async with RolloutReporter(store.training, gate, metrics, on_counts=progress.counts): ...
+    async with RolloutReporter(store, gate, metrics, on_counts=progress.counts): ...
 
 Step k is printed when the groups of batch k are complete, so the printed steps run ahead of [train] by at most lag + 1.
 Its numbers are derived from store rows and stand in metrics.jsonl too. Used by train.py.
@@ -18,7 +18,7 @@ from areal.base.metrics import MetricsFile
 from areal.base.types import Counts
 from areal.rollout.staleness import StalenessGate
 from areal.store.admission import lag_bound, most_running, queue_bound
-from areal.store.base import Finished, TrainingStore
+from areal.store.base import Finished, Store
 
 POLL_S = 0.25
 
@@ -28,13 +28,13 @@ class RolloutReporter:
 
     def __init__(
         self,
-        training: TrainingStore,
+        store: Store,
         gate: StalenessGate,
         metrics: MetricsFile,
         *,
         on_counts: Callable[[Counts], None],
     ) -> None:
-        self._training = training
+        self._store = store
         self._gate = gate
         self._metrics = metrics
         self._on_counts = on_counts
@@ -55,16 +55,16 @@ class RolloutReporter:
     async def _watch(self) -> None:
         size = self._gate.limits.batch_groups
         self._warn_of_a_queue_that_never_fills()
-        before = await self._training.counts()
+        before = await self._store.training.counts()
         reported = _completed(before)
         step = self._gate.current.step + before.accepted // size
         while True:
             await asyncio.sleep(POLL_S)
-            now = await self._training.counts()
+            now = await self._store.training.counts()
             self._on_counts(now)
             self._warn_when_full(now)
             while _completed(now) - reported >= size:
-                self._line(step, await self._training.finished(reported, size), now)
+                self._line(step, await self._store.reading.finished(reported, size), now)
                 reported, step = reported + size, step + 1
 
     def _line(self, step: int, batch: Finished, now: Counts) -> None:

@@ -164,13 +164,13 @@ class TrainingStore(Protocol):
         `incarnation` itself, the one that recovers (so it may be called again). Returns how many."""
         ...
 
-    async def occupancy(self) -> tuple[int, int]:
-        """(running, accepted) groups, at once, for loops that wait for work."""
+    async def close_open_groups(self) -> None:
+        """Nobody comes any more to fill the groups that run (the agents died with the process before): their time is up now,
+        they go on with the sessions that ended well, or are dropped. Groups with live sessions may still wait for these."""
         ...
 
-    async def finished(self, first: int, count: int) -> Finished:
-        """Of groups number `first` to `first + count - 1` in the order in which they were completed, accepted or dropped; for
-        reports: it walks through all groups."""
+    async def occupancy(self) -> tuple[int, int]:
+        """(running, accepted) groups, at once, for loops that wait for work."""
         ...
 
     async def counts(self) -> Counts:
@@ -205,6 +205,11 @@ class Reading(Protocol):
 
     async def masked_tokens(self) -> dict[str, int]:
         """Tokens of consumed sessions by the reason they were masked for."""
+        ...
+
+    async def finished(self, first: int, count: int) -> Finished:
+        """Of groups number `first` to `first + count - 1` in the order in which they were completed, accepted or dropped; for
+        reports: it walks through all groups."""
         ...
 
     async def versions(self, limit: int = 100) -> tuple[Version, ...]:

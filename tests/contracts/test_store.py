@@ -236,6 +236,24 @@ async def test_an_overdue_group_waits_only_if_it_must(house: Any) -> None:
     assert await house.store.reading.dropped_sessions() == {"late": 1}
 
 
+async def test_open_groups_that_nobody_fills_are_closed_and_give_their_slots_back(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, n_samples=3))
+    for _ in range(2):
+        await house.play("enough")
+    await house.play("too few")
+    for _ in range(3):
+        await house.play("full")
+    living = await house.begin("living")
+    assert await house.training.occupancy() == (3, 1)
+    await house.training.close_open_groups()
+    assert [task for task, _ in await house.ready()] == ["enough", "full"]
+    assert (await house.training.counts()).dropped == {"too_few_survivors": 1}
+    await house.sessions.end(living.id, "ended")
+    assert await house.training.occupancy() == (0, 2)
+    again = await house.begin("enough")
+    assert (await house.sessions.get(again.id)).sample == 0, "a closed group takes no new session"
+
+
 async def test_begin_settles_overdue_groups_itself(house: Any) -> None:
     await house.training.set_limits(replace(house.limits, n_samples=2, group_timeout_s=60))
     for task in "abcd":

@@ -49,9 +49,7 @@ async def test_every_batch_of_groups_is_a_line_with_its_own_reward(store: Store,
     counts: list[int] = []
     await played.session("before", reward=9.0)
     with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
-        reporter = RolloutReporter(
-            store.training, gate, metrics, on_counts=lambda now: counts.append(now.recorded_tokens)
-        )
+        reporter = RolloutReporter(store, gate, metrics, on_counts=lambda now: counts.append(now.recorded_tokens))
         async with reporter:
             await asyncio.sleep(0.2)  # what was there before the run's line begins
             for reward in (1.0, 0.5):
@@ -80,7 +78,7 @@ async def test_a_queue_that_the_lag_never_fills_is_one_warning(
 ) -> None:
     gate = await gate_of(store, max_lag=1, batch_groups=2, queue_size=queue_size)
     with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
-        async with RolloutReporter(store.training, gate, metrics, on_counts=lambda _: None):
+        async with RolloutReporter(store, gate, metrics, on_counts=lambda _: None):
             await asyncio.sleep(0.1)
     text = log.path.read_text()
     assert text.count(f"rollout.queue_size={queue_size} (async.queue_max_size) is never reached") == int(warned)
@@ -90,7 +88,7 @@ async def test_a_queue_that_the_lag_never_fills_is_one_warning(
 async def test_a_full_queue_is_one_warning_with_both_remedies(store: Store, played: Any, log: Log) -> None:
     gate = await gate_of(store, max_lag=1, batch_groups=1, queue_size=1)
     with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
-        async with RolloutReporter(store.training, gate, metrics, on_counts=lambda _: None):
+        async with RolloutReporter(store, gate, metrics, on_counts=lambda _: None):
             await played.session("a")
             await log.wait(1)
             await asyncio.sleep(0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from areal.base.types import Version
-from areal.store.base import SessionSummary
+from areal.store.base import Finished, SessionSummary
 from areal.store.sqlite.database import Database
 from areal.store.sqlite.sessions import SESSION, to_session
 
@@ -54,12 +54,28 @@ class SqliteReading:
             )
         )
 
+    async def finished(self, first: int, count: int) -> Finished:
+        return await self._database.read(lambda connection: _finished(connection, first, count))
+
     async def versions(self, limit: int = 100) -> tuple[Version, ...]:
         def read(connection: sqlite3.Connection) -> tuple[Version, ...]:
             rows = connection.execute("SELECT * FROM versions ORDER BY label DESC LIMIT ?", (limit,))
             return tuple(Version(row["label"], row["step"], row["incarnation"]) for row in rows.fetchall())
 
         return await self._database.read(read)
+
+
+def _finished(connection: sqlite3.Connection, first: int, count: int) -> Finished:
+    sessions, tokens, reward = connection.execute(
+        "SELECT count(*), coalesce(sum(tokens), 0), avg(reward) FILTER (WHERE drop_reason IS NULL) FROM ("
+        "SELECT s.drop_reason, sum(i.output_tokens) AS tokens, coalesce(sum(i.reward), 0.0) AS reward "
+        "FROM (SELECT seq FROM task_groups WHERE coalesce(accepted_at, dropped_at) IS NOT NULL "
+        "ORDER BY coalesce(accepted_at, dropped_at), seq LIMIT ? OFFSET ?) g "
+        "JOIN sessions s ON s.group_seq = g.seq LEFT JOIN interactions i ON i.session_seq = s.seq "
+        "WHERE s.ending IS NOT NULL GROUP BY s.seq)",
+        (count, first),
+    ).fetchone()
+    return Finished(sessions, tokens, reward)
 
 
 def _summaries(connection: sqlite3.Connection, rest: str, value: str | int) -> tuple[SessionSummary, ...]:

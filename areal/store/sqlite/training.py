@@ -15,7 +15,7 @@ from areal.base.errors import Conflict, NotFound, ShapeError
 from areal.base.types import Counts, Limits, Session, Version
 from areal.store import codec
 from areal.store.admission import check_limits
-from areal.store.base import EndedGroup, Finished
+from areal.store.base import EndedGroup
 from areal.store.sqlite import counts, groups
 from areal.store.sqlite.database import Database
 from areal.store.sqlite.sessions import SESSION, group_id, to_session
@@ -66,11 +66,11 @@ class SqliteTraining:
     async def release_after(self, step: int, incarnation: str) -> int:
         return await self._database.write(lambda connection: _release_after(connection, step, incarnation))
 
+    async def close_open_groups(self) -> None:
+        await self._database.write(lambda connection: _close_open_groups(connection, self._clock()))
+
     async def occupancy(self) -> tuple[int, int]:
         return await self._database.read(groups.occupancy)
-
-    async def finished(self, first: int, count: int) -> Finished:
-        return await self._database.read(lambda connection: _finished(connection, first, count))
 
     async def counts(self) -> Counts:
         return await self._database.read(counts.read)
@@ -165,17 +165,9 @@ def _release_after(connection: sqlite3.Connection, step: int, incarnation: str) 
     return released.rowcount
 
 
-def _finished(connection: sqlite3.Connection, first: int, count: int) -> Finished:
-    sessions, tokens, reward = connection.execute(
-        "SELECT count(*), coalesce(sum(tokens), 0), avg(reward) FILTER (WHERE drop_reason IS NULL) FROM ("
-        "SELECT s.drop_reason, sum(i.output_tokens) AS tokens, coalesce(sum(i.reward), 0.0) AS reward "
-        "FROM (SELECT seq FROM task_groups WHERE coalesce(accepted_at, dropped_at) IS NOT NULL "
-        "ORDER BY coalesce(accepted_at, dropped_at), seq LIMIT ? OFFSET ?) g "
-        "JOIN sessions s ON s.group_seq = g.seq LEFT JOIN interactions i ON i.session_seq = s.seq "
-        "WHERE s.ending IS NOT NULL GROUP BY s.seq)",
-        (count, first),
-    ).fetchone()
-    return Finished(sessions, tokens, reward)
+def _close_open_groups(connection: sqlite3.Connection, now: float) -> None:
+    connection.execute(f"UPDATE task_groups SET deadline = ? WHERE {groups.RUNNING} AND deadline > ?", (now, now))
+    groups.settle_overdue(connection, now)
 
 
 def _version(connection: sqlite3.Connection, label: int) -> Version | None:
