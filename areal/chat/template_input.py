@@ -35,15 +35,21 @@ _TOOLS = re.compile(r"\btools\b|\btool_calls\b")
 
 @dataclass(frozen=True, slots=True)
 class TemplateNeeds:
-    """What has to be written as text because the template has no place for it."""
+    """What has to be written as text because the template has no place for it. numbered_ids: it prints call ids, and its
+    model writes them as `functions.NAME:NUMBER`."""
 
     tools: bool = False
     reasoning: bool = False
+    numbered_ids: bool = False
 
     @classmethod
     def of(cls, source: str) -> TemplateNeeds:
         source = _COMMENT.sub("", source)
-        return cls(tools=not _TOOLS.search(source), reasoning="reasoning_content" not in source)
+        return cls(
+            tools=not _TOOLS.search(source),
+            reasoning="reasoning_content" not in source,
+            numbered_ids="<|tool_calls_section_begin|>" in source,
+        )
 
 
 def template_input(
@@ -54,6 +60,8 @@ def template_input(
         messages = [_reasoning_in_words(message) for message in messages]
     if needs.tools:
         messages = _tools_in_words(messages, tools)
+    if needs.numbered_ids:
+        messages = _numbered(messages)
     return template_messages(messages, wrapped=wrapped), template_tools(tools)
 
 
@@ -110,6 +118,19 @@ def _reasoning_in_words(message: Message) -> Message:
     if message.role != "assistant" or not message.reasoning:
         return message
     return replace(message, content=f"<think>\n{message.reasoning}\n</think>\n\n{message.content}", reasoning="")
+
+
+def _numbered(messages: Sequence[Message]) -> list[Message]:
+    """Calls counted over the conversation, with ids as the model writes them, and results that name them."""
+    ids: dict[str, str] = {}
+    shown = []
+    for message in messages:
+        for call in message.tool_calls:
+            ids[call.id] = f"functions.{call.name}:{len(ids)}"
+        calls = tuple(replace(call, id=ids[call.id]) for call in message.tool_calls)
+        result = ids.get(message.tool_call_id, message.tool_call_id)
+        shown.append(replace(message, tool_calls=calls, tool_call_id=result))
+    return shown
 
 
 def _tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

@@ -212,7 +212,7 @@ class Recorder:
             index=running.first_index + index,
             prompt_ids=plan.prompt.ids,
             completion=generation.completion(reason),
-            messages=call.messages,
+            messages=plan.messages,
             reply=generation.message(),
             tools=call.tools,
             sampling=running.sampling,
