@@ -89,6 +89,7 @@ class ModelCall:
     """What a client asked for, in whichever dialect it spoke.
 
     previous: the id of the answer whose conversation `messages` go on from; empty where they are the whole of it.
+    inherits_tools: with `previous`, that answer's tools are this call's.
     echo: fields of the request that its protocol's answer repeats; read by that dialect alone.
     """
 
@@ -102,6 +103,7 @@ class ModelCall:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     retry_count: int = 0  # x-stainless-retry-count: the SDK is sending the same call again
     previous: str = ""
+    inherits_tools: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -23,14 +23,14 @@ from areal.proxy.export import NOT_A_STEP
 
 
 class UnknownAnswer(NotFound):
-    """previous_response_id names nothing that this session has recorded."""
+    """What a call wants to go on from is nothing that this session has recorded."""
 
     code = "previous_response_not_found"
     param = "previous_response_id"
 
     def __init__(self) -> None:
         super().__init__(
-            "previous_response_id names no answer of this session; send the id of one, or the whole conversation as input"
+            "the answer that this call goes on from is none of this session; name one that is, or send the whole conversation"
         )
 
 
@@ -117,7 +117,8 @@ class Conversation:
         own = [message for message in call.messages if message.instructions]
         new = [message for message in call.messages if not message.instructions]
         said = [message for message in one.messages if not message.instructions]
-        return replace(call, messages=(*own, *said, one.reply, *new))
+        tools = one.tools if call.inherits_tools else call.tools
+        return replace(call, messages=(*own, *said, one.reply, *new), tools=tools)
 
     def repeats(self, call: ModelCall) -> list[Interaction]:
         """Earlier answers to the same messages, tools and model that are still steps, oldest first."""

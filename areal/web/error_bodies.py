@@ -27,6 +27,8 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# Codes that Anthropic's clients act on: here, by sending the whole conversation again.
+_ANTHROPIC_CODES = {"previous_response_not_found": "thread_not_found"}
 
 
 def openai_error_body(error: ArealError) -> dict[str, Any]:
@@ -37,5 +39,7 @@ def openai_error_body(error: ArealError) -> dict[str, Any]:
 def anthropic_error_body(error: ArealError, request_id: str = "") -> dict[str, Any]:
     """Messages. request_id: left out where it is unknown."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
-    body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": redact(str(error))}}
-    return body | ({"request_id": request_id} if request_id else {})
+    said: dict[str, Any] = {"type": kind, "message": redact(str(error))}
+    if error.code in _ANTHROPIC_CODES:
+        said["details"] = {"error_code": _ANTHROPIC_CODES[error.code]}
+    return {"type": "error", "error": said, **({"request_id": request_id} if request_id else {})}

@@ -123,3 +123,93 @@ async def test_t019_a_failure_in_mid_stream_is_an_api_error(make_service: Any) -
         with pytest.raises(anthropic.APIStatusError, match="out of memory"):
             async with client.messages.stream(**ask()) as stream:
                 await stream.get_final_message()
+
+
+CALL = '<tool_call>\n{"name": "sh", "arguments": {"command":  "ls -la"}}\n</tool_call>'
+THINKS = {"pieces": ["<think>", "\nlook ", "first\n", "</think>", "\n\n", "Let me ", "look.\n", *CALL, "<|im_end|>"]}
+PARALLEL = {"pieces": [CALL, "\n", CALL.replace("ls -la", "pwd"), "<|im_end|>"]}
+
+
+def results(answer: Any, *texts: str) -> Any:
+    uses = [block for block in answer.content if block.type == "tool_use"]
+    blocks = [
+        {"type": "tool_result", "tool_use_id": use.id, "content": text} for use, text in zip(uses, texts, strict=True)
+    ]
+    return {"role": "user", "content": blocks[::-1]}  # in the order in which they finished
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_loop_with_thinking_continues_its_own_tokens(make_service: Any, stream: bool) -> None:
+    service = await make_service([THINKS, PARALLEL, SPOKEN])
+    key = await service.start()
+    history: list[Any] = list(HI)
+    answers: list[Any] = []
+    async with AsyncAnthropic(base_url=service.url, api_key=key) as client:
+        for texts in (("a.txt",), ("a.txt", "/tmp"), ()):
+            if stream:
+                async with client.messages.stream(**ask(messages=history, tools=[SH])) as events:
+                    answer = await events.get_final_message()
+            else:
+                answer = await client.messages.create(**ask(messages=history, tools=[SH]))
+            answers.append(answer)
+            history += [{"role": "assistant", "content": answer.content}, results(answer, *texts)]
+    thinking, text, use = answers[0].content
+    assert thinking.thinking.strip() == "look first"
+    assert thinking.signature == answers[0].id
+    assert (text.text, use.name, use.input) == ("Let me look.", "sh", {"command": "ls -la"})
+    assert use.id.isalnum()
+    assert [block.input["command"] for block in answers[1].content] == ["ls -la", "pwd"]
+    assert [answer.stop_reason for answer in answers] == ["tool_use", "tool_use", "end_turn"]
+    one, two, three = await service.recorded(key)
+    assert (two.token_parent, three.token_parent) == (one.id, two.id)
+
+
+async def test_t031_streamed_arguments_are_the_sampled_text(make_service: Any) -> None:
+    service = await make_service([PARALLEL])
+    async with AsyncAnthropic(base_url=service.url, api_key=await service.start()) as client:
+        events = [event async for event in await client.messages.create(**ask(tools=[SH]), stream=True)]
+    starts = [event.content_block for event in events if event.type == "content_block_start"]
+    assert [block.input for block in starts] == [{}, {}]
+    deltas = ["", ""]
+    for event in events:
+        if event.type == "content_block_delta":
+            deltas[event.index] += event.delta.partial_json
+    assert deltas == ['{"command":  "ls -la"}', '{"command":  "pwd"}']
+
+
+async def test_a_call_that_was_cut_off_says_max_tokens_and_breaks_nothing(make_service: Any) -> None:
+    service = await make_service([{"pieces": [*CALL]}])
+    key = await service.start()
+    async with AsyncAnthropic(base_url=service.url, api_key=key) as client:
+        whole = await client.messages.create(**ask(tools=[SH], max_tokens=len(CALL) - 20))
+        history = [*HI, {"role": "assistant", "content": whole.content}]
+        if whole.content and whole.content[-1].type == "tool_use":
+            history.append(results(whole, "cut off"))
+        await client.messages.create(**ask(messages=[*history, *HI], tools=[SH]))
+    assert whole.stop_reason == "max_tokens"
+    one, two = await service.recorded(key)
+    assert two.credit_parent == one.id
+
+
+async def test_the_tool_runner_runs(make_service: Any) -> None:
+    service = await make_service([PARALLEL, SPOKEN])
+    key = await service.start()
+    ran: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def sh(command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: what to run
+        """
+        ran.append(command)
+        return "ok"
+
+    async with AsyncAnthropic(base_url=service.url, api_key=key) as client:
+        runner = client.beta.messages.tool_runner(model="default", max_tokens=100, messages=HI, tools=[sh])
+        final = await runner.until_done()
+    assert ran == ["ls -la", "pwd"]
+    assert final.content[0].text == "Hello"  # type: ignore[union-attr]
+    one, two = await service.recorded(key)
+    assert two.token_parent == one.id

@@ -94,7 +94,7 @@ async def test_errors_arrive_as_the_sdks_own_types_and_are_not_retried(make_serv
         with pytest.raises(openai.AuthenticationError, match="Invalid API key"):
             await stranger.responses.create(model="default", input="hi")
     async with client_of(service, await service.start()) as client:
-        with pytest.raises(openai.NotFoundError, match="names no answer of this session") as caught:
+        with pytest.raises(openai.NotFoundError, match="none of this session") as caught:
             await client.responses.create(model="default", input="hi", previous_response_id="resp_nope")
         assert caught.value.code == "previous_response_not_found"
         with pytest.raises(openai.BadRequestError, match="at least one item"):
@@ -119,3 +119,50 @@ async def test_a_reward_is_set_by_the_responses_id(make_service: Any) -> None:
     assert (await service.reward(key, 0.5, first.id))[0] == 200
     assert (await service.reward(key, 1.0))[0] == 200
     assert [one.reward for one in await service.recorded(key)] == [0.5, 1.0]
+
+
+CALL = '<tool_call>\n{"name": "sh", "arguments": {"command":  "ls -la"}}\n</tool_call>'
+THINKS = {"pieces": ["<think>", "\nlook ", "first\n", "</think>", "\n\n", "Let me ", "look.\n", *CALL, "<|im_end|>"]}
+PARALLEL = {"pieces": [CALL, "\n", CALL.replace("ls -la", "pwd"), "<|im_end|>"]}
+SH: Any = {"type": "function", "name": "sh", "parameters": {"type": "object", "properties": {}}, "strict": False}
+
+
+def outputs(answer: Any) -> list[Any]:
+    calls = [item for item in answer.output if item.type == "function_call"]
+    return [{"type": "function_call_output", "call_id": call.call_id, "output": "ok"} for call in calls]
+
+
+async def answered(client: AsyncOpenAI, stream: bool, **more: Any) -> Any:
+    sent = {"model": "default", "tools": [SH], **more}
+    if not stream:
+        return await client.responses.create(**sent)
+    async with client.responses.stream(**sent) as events:
+        async for _ in events:
+            pass
+        return await events.get_final_response()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chained", [False, True])
+async def test_a_tool_loop_with_reasoning_continues_its_own_tokens(
+    make_service: Any, stream: bool, chained: bool
+) -> None:
+    service = await make_service([THINKS, PARALLEL, SPOKEN])
+    key = await service.start()
+    history: list[Any] = [{"role": "user", "content": "hi"}]
+    answers: list[Any] = []
+    async with client_of(service, key) as client:
+        for _ in range(3):
+            sent = {"input": history}
+            if chained and answers:
+                sent = {"input": outputs(answers[-1]), "previous_response_id": answers[-1].id}
+            answers.append(await answered(client, stream, **sent))
+            history += [*(item.model_dump(exclude_none=True) for item in answers[-1].output), *outputs(answers[-1])]
+    reasoning, message, call = answers[0].output
+    assert reasoning.content[0].text.strip() == "look first"
+    assert (message.content[0].text, call.name, call.arguments) == ("Let me look.", "sh", '{"command":  "ls -la"}')
+    assert call.call_id.isalnum()
+    assert [item.arguments for item in answers[1].output] == ['{"command":  "ls -la"}', '{"command":  "pwd"}']
+    assert answers[2].output_text == "Hello"
+    one, two, three = await service.recorded(key)
+    assert (two.token_parent, three.token_parent) == (one.id, two.id)

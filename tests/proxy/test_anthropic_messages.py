@@ -195,6 +195,8 @@ def test_sampling_and_headers() -> None:
         ("tools", [{"name": "f", "input_schema": 5}], "an object"),
         ("tool_choice", {"type": "any"}, "cannot be forced"),
         ("tool_choice", {"type": "tool", "name": "f"}, "cannot be forced"),
+        ("thread", {"type": "fork"}, "create or continue"),
+        ("thread", {"type": "continue"}, "previous_message_id"),
         ("presence_penalty", 1, "own distribution"),
         ("chat_template", "x", "own template"),
     ],
@@ -203,6 +205,16 @@ def test_what_cannot_be_kept_is_refused_with_the_field_and_a_sentence(field: str
     error = refusal(**{field: value})
     assert (error.param or "").startswith(field)
     assert says in str(error)
+
+
+def test_a_thread_that_continues_names_its_answer_and_brings_no_setup() -> None:
+    thread = {"type": "continue", "previous_message_id": "msg_1"}
+    call = parse(thread=thread)
+    assert (call.previous, call.inherits_tools, call.messages) == ("msg_1", True, (Message("user", "hi"),))
+    assert not parse(thread=thread, tool_choice={"type": "none"}).inherits_tools
+    assert parse(thread={"type": "create"}) == parse()
+    for key, value in (("system", "x"), ("tools", [{"name": "f", "input_schema": {}}])):
+        assert refusal(thread=thread, **{key: value}).param == key
 
 
 def test_null_means_absent_everywhere() -> None:

@@ -1,4 +1,4 @@
-"""`previous_response_id`: chains within a session, rebuilt from the store, closed to everybody else."""
+"""`previous_response_id` and `thread`: chains within a session, rebuilt from the store, closed to everybody else."""
 
 from __future__ import annotations
 
@@ -128,3 +128,22 @@ async def test_counting_knows_the_chain(make_service: Any) -> None:
     assert counted["input_tokens"] == used["usage"]["input_tokens"]
     unknown = {"input": "more", "previous_response_id": "resp_nope"}
     assert (await service.post(f"{PATH}/input_tokens", unknown, key))[0] == 404
+
+
+async def test_a_messages_thread_sends_only_what_is_new(make_service: Any) -> None:
+    service = await make_service([KIWI])
+    key = await service.start()
+    tool = {"name": "w", "input_schema": {"type": "object", "properties": {}}}
+    said = {"max_tokens": 9, "messages": [{"role": "user", "content": "pick a word"}], "thread": {"type": "create"}}
+    _, first, _ = await service.post("/v1/messages", {**said, "system": "Be terse.", "tools": [tool]}, key)
+    more = {"type": "continue", "previous_message_id": first["id"]}
+    new = {"max_tokens": 9, "messages": [{"role": "user", "content": "repeat it"}], "thread": more}
+    _, counted, _ = await service.post("/v1/messages/count_tokens", new, key)
+    status, second, _ = await service.post("/v1/messages", new, key)
+    assert (status, second["usage"]["input_tokens"]) == (200, counted["input_tokens"])
+    one, two = await service.recorded(key)
+    assert two.token_parent == one.id
+    assert (two.tools, len(two.messages)) == (one.tools, 4)
+    lost = {**new, "thread": {**more, "previous_message_id": "msg_nope"}}
+    status, answer, _ = await service.post("/v1/messages", lost, key)
+    assert (status, answer["error"]["details"]) == (404, {"error_code": "thread_not_found"})

@@ -3,7 +3,8 @@
     call = AnthropicMessages().parse({"max_tokens": 64, "messages": [{"role": "user", "content": "2+2?"}]}, headers)
 
 Agents add fields of their own and cannot be told to stop, so what is not understood is ignored and logged once (T027); what would
-change the recorded distribution, a forced tool, and images are refused with a sentence. Usage counts the whole prompt as
+change the recorded distribution, a forced tool, and images are refused with a sentence. A `thread` that continues takes system, tools and
+history from its answer, as the protocol has it (the SDK's tool runner sends only what is new). Usage counts the whole prompt as
 input_tokens, and `count_tokens` says the same number beforehand. A thinking block's signature is its answer's id, so that clients which
 drop unsigned thinking send it back. Messages are read in anthropic_content.py. Pure translation; used through the Dialect protocol.
 """
@@ -31,7 +32,7 @@ from areal.proxy.dialects.base import (
     StreamEncoder,
     ToolDelta,
 )
-from areal.proxy.dialects.fields import JsonObject
+from areal.proxy.dialects.fields import JsonObject, unsupported
 from areal.proxy.dialects.sampling import DISTORTING, forced_call, read_sampling, refuse_distortion
 from areal.web.error_bodies import anthropic_error_body
 from areal.web.sse import encode_event
@@ -39,10 +40,10 @@ from areal.web.sse import encode_event
 # fmt: off
 KNOWN = frozenset({  # the first lines are honoured, the others ignored or refused
     "messages", "system", "model", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "top_k",
-    "stop_sequences", "stop_token_ids", "seed", "stream", "chat_template_kwargs",
+    "stop_sequences", "stop_token_ids", "seed", "stream", "chat_template_kwargs", "thread",
     "metadata", "service_tier", "thinking", "output_config", "output_format", "context_management", "container",
     "mcp_servers", "cache_control", "inference_geo", "betas", "safeguards", "diagnostics", "speed",
-    "user_profile_id", "workspace_id", "billing_policy", "compaction", "fallback_credit_token", "fallbacks", "thread", *DISTORTING,
+    "user_profile_id", "workspace_id", "billing_policy", "compaction", "fallback_credit_token", "fallbacks", *DISTORTING,
 })
 # fmt: on
 STOP_REASONS: Mapping[FinishReason, str] = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -66,7 +67,7 @@ class AnthropicMessages:
         refuse_distortion(body)
         tools, ignored = parse_tools(body)
         self._ignored.note("tool type", ignored)
-        hidden = _hides_tools(body)
+        hidden, previous = _hides_tools(body), _previous(body)
         return ModelCall(
             messages=parse_messages(body),
             tools=() if hidden else tools,
@@ -75,6 +76,8 @@ class AnthropicMessages:
             model=fields.text(body, "model", "default"),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
             retry_count=fields.retry_count(headers),
+            previous=previous,
+            inherits_tools=bool(previous) and not hidden,
         )
 
     def format(self, answer: Answer, call: ModelCall) -> dict[str, Any]:
@@ -197,6 +200,19 @@ def _stopped(choice: Choice) -> dict[str, Any]:
     if choice.stop_text is not None and choice.finish_reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_text}
     return {"stop_reason": STOP_REASONS.get(choice.finish_reason, "end_turn"), "stop_sequence": None}
+
+
+def _previous(body: JsonObject) -> str:
+    """The answer that a thread goes on from. Every answer is kept under its id, so creating a thread needs nothing."""
+    thread = fields.as_object(body.get("thread") or {}, "thread")
+    if thread.get("type", "create") == "create":
+        return ""
+    if thread["type"] != "continue":
+        raise fields.wrong_type("thread.type", "create or continue", thread["type"])
+    for key in ("system", "tools"):
+        if body.get(key):
+            raise unsupported(key, "a thread has its own from when it was created; leave it out, or create another")
+    return fields.as_text(thread.get("previous_message_id"), "thread.previous_message_id")
 
 
 def _hides_tools(body: JsonObject) -> bool:
