@@ -26,7 +26,8 @@ def main() -> int:
         url = wait_for_gateway(run / "logs" / "train.log", service)
         if url is not None:
             with (run / "logs" / "play.log").open("w") as log:
-                play = [sys.executable, str(HERE / "play.py"), url, "--samples", "8", "--groups", "8"]
+                seed = next((word.removeprefix("seed=") for word in sys.argv if word.startswith("seed=")), "1")
+                play = [sys.executable, str(HERE / "play.py"), url, "--samples", "8", "--groups", "8", "--seed", seed]
                 player = subprocess.Popen(play, cwd=ROOT, stdout=log, stderr=log)
         return service.wait()
     except KeyboardInterrupt:  # the terminal sent it to the service, too, which saves and ends
