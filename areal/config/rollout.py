@@ -54,7 +54,7 @@ class AgentConfig(Section):
     export_style: StylesOfExport = "individual"
     """Training rows: one per interaction, or one per conversation branch."""
     sampling: SamplingOwner = "client"
-    """Whose sampling parameters hold where a client names some."""
+    """Whose temperature, top_p, top_k and seed hold where a client names some; its max_tokens and stop texts always hold."""
     tool_call_parser: ToolCallParser = "qwen"
     """How the model writes tool calls. qwen: as its chat template shows, else as Qwen does (the same as hermes)."""
     reasoning_parser: ReasoningParser = "qwen3"
@@ -69,7 +69,7 @@ class NativeConfig(Section):
     max_batch: int = Field(64, ge=1)
     """Most sequences decoded together."""
     max_context: int = Field(2048, ge=64)
-    """Longest prompt + output, in tokens; also bounded by the model."""
+    """Longest prompt + output, in tokens; also bounded by the model and by kv_tokens."""
     kv_tokens: int = Field(65536, ge=256)
     """Tokens the KV cache holds over all sequences."""
     prefill_chunk: int = Field(512, ge=16)
@@ -111,7 +111,7 @@ class GenerationConfig(Section):
     n_samples: int = Field(1, ge=1)
     """Sessions per group: how many times each task id is tried and compared."""
     temperature: float = Field(1.0, ge=0, le=2)
-    """Where the client names none."""
+    """Where the client names none. At 0 (greedy) tokens are recorded and never trained."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Sample from the most likely tokens that hold this much probability; 1 = all, and best for training."""
     top_k: int = Field(0, ge=0)

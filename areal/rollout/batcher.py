@@ -149,9 +149,10 @@ class Batcher:
     async def _explain(self, have: int) -> None:
         counts = await self._training.counts()
         missing = self._batch_groups - have
+        lost = ", ".join(f"{reason} {number}" for reason, number in sorted(counts.dropped.items()))
         self._say(
             f"waiting for {missing} more group{'s' if missing > 1 else ''}; {counts.running_sessions} sessions running,"
-            f" slots {counts.free_slots}"
+            f" slots {counts.free_slots}{f'; groups dropped so far: {lost}' if lost else ''}"
         )
 
 

@@ -106,3 +106,9 @@ async def test_waiting_says_what_it_waits_for(store, played, batching, monkeypat
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(batcher.next_batch(), 0.3)
     assert said[0].startswith("waiting for 2 more groups; 0 sessions running, slots ")
+    assert "dropped" not in said[0]
+    said.clear()
+    await played.session("greedy", tags=("greedy",))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(batcher.next_batch(), 0.3)
+    assert said[-1].endswith("; groups dropped so far: nothing_to_train 1")
