@@ -178,6 +178,7 @@ class Interaction:
     tags: tuple[Tag, ...] = ()
     started_at: float = 0.0  # seconds since the epoch
     finished_at: float = 0.0
+    request_id: str = ""  # x-request-id of the HTTP call, the same in the gateway's log and in the answer's headers
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,8 +172,7 @@ class _Running:
             assert task is not None
             async with sessions.calling(key, task) as live:
                 self._live = live
-                answer = await recorder.answer(live, self.call, dialect.id_prefix, put)
-                _log.debug("request %s is interaction %s of %s", self._task.get_name(), answer.id, live.id)
+                answer = await recorder.answer(live, self.call, dialect.id_prefix, put, self._task.get_name())
                 put(Done(answer))
         except ArealError as error:
             put(Failed(error))

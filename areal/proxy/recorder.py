@@ -72,6 +72,7 @@ class _Call:
     first_index: int
     side_request: bool
     emit: Emit
+    request_id: str
     started_at: float = field(default_factory=time.time)
     started: bool = False
 
@@ -112,8 +113,10 @@ class Recorder:
         self._eval_temperature = eval_temperature
         self._policy_names = policy_names | {"default"}
 
-    async def answer(self, live: LiveSession, call: ModelCall, id_prefix: str, emit: Emit) -> Answer:
-        """Sample and store all choices of a call. Emits Started, Pieces and ChoiceEnded; returns what they add up to."""
+    async def answer(
+        self, live: LiveSession, call: ModelCall, id_prefix: str, emit: Emit, request_id: str = ""
+    ) -> Answer:
+        """Sample and store all choices of a call, under the id of its HTTP request. Emits Started, Pieces and ChoiceEnded; returns what they add up to."""
         self._refuse_reward_models(call.model)
         call = live.conversation.resolved(call)
         side_request = self._is_side_request(live, call)
@@ -133,6 +136,7 @@ class Recorder:
             first_index=first_index,
             side_request=side_request,
             emit=emit,
+            request_id=request_id,
         )
         try:
             return running.answer(await self._choices(running))
@@ -223,6 +227,7 @@ class Recorder:
             tags=(*tags, *(("side_request",) if running.side_request else ())),
             started_at=running.started_at,
             finished_at=time.time(),
+            request_id=running.request_id,
         )
         if generation.untrainable:
             _log.warning("interaction %s is not trainable: %s", interaction.id, generation.untrainable)

@@ -103,6 +103,7 @@ def _interaction(one: Interaction, discounted: float) -> dict[str, Any]:
         "branch_reason": one.branch_reason,
         "started_at": one.started_at,
         "finished_at": one.finished_at,
+        "request_id": one.request_id,
     }
 
 

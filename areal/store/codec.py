@@ -28,7 +28,7 @@ _BOOL = np.dtype("?")
 # Columns of each row, in the order of the tables.
 FACTS = (
     "id", "idx", "output_tokens", "reward", "tags", "token_parent", "credit_parent", "branch_reason", "model",
-    "finish_reason", "temperature", "started_at", "finished_at",
+    "finish_reason", "temperature", "started_at", "finished_at", "request_id",
 )  # fmt: skip
 RECORDING = (
     "prompt_ids", "token_ids", "logprobs", "versions", "kept_mass", "constrained", "messages", "reply", "tools", "sampling",
@@ -62,6 +62,7 @@ def encode(interaction: Interaction) -> tuple[dict[str, Any], dict[str, Any]]:
         "temperature": done.temperature,
         "started_at": interaction.started_at,
         "finished_at": interaction.finished_at,
+        "request_id": interaction.request_id,
     }
     recording = {
         "prompt_ids": _pack(interaction.prompt_ids, _INT),
@@ -108,6 +109,7 @@ def decode(row: Mapping[str, Any], session_id: str) -> Interaction:
         tags=from_json(row["tags"], tuple[Any, ...]),
         started_at=row["started_at"],
         finished_at=row["finished_at"],
+        request_id=row["request_id"],
     )
 
 
