@@ -67,14 +67,14 @@ class TrainEngine:
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[FloatArray]:
         """The current policy's log-probs, one array [n] per row, 0 where not trained."""
-        return self._score([decode_row(row) for row in rows])
+        return self._score(self._decoded(rows))
 
     def train_step(self, rows: Sequence[Row], step: int, current_version: int) -> dict[str, float]:
         """Train on these rows; returns the stats (commands.Stepped). current_version: label of the weights at the start.
 
         Raises TrainingError naming the session whose numbers are not finite; the mini-batch at fault is not applied."""
         started = time.monotonic()
-        arrays = [decode_row(row) for row in rows]
+        arrays = self._decoded(rows)
         mini_batches = [loss_weights(part, self.settings.loss_aggregation) for part in self._mini_batches(arrays)]
         stats = _StepStats(current_version, len(arrays), sum(int(row.trained.sum()) for row in arrays))
         kept = [[row for row in part if not self._skippable(row)] for part in mini_batches]
@@ -106,6 +106,18 @@ class TrainEngine:
         torch.set_rng_state(tensors.pop("rng.torch"))
         self._optimizer.load_state_tensors(tensors, steps=int(recovery.facts["optimizer_steps"]))
         return dict(recovery.facts)
+
+    def _decoded(self, rows: Sequence[Row]) -> list[RowArrays]:
+        vocabulary = self.policy.head.weight.shape[0]
+        arrays = [decode_row(row) for row in rows]
+        for row in arrays:
+            strange = row.ids[(row.ids < 0) | (row.ids >= vocabulary)]
+            if len(strange):
+                raise TrainingError(
+                    f"session {row.session_id}: token id {int(strange[0])} is none of the model's {vocabulary} tokens; what "
+                    "generates must have the vocabulary of actor.path (a scripted backend: settings.vocabulary)"
+                )
+        return arrays
 
     def _skippable(self, row: RowArrays) -> bool:
         return not row.trained.any() or (self._algorithm.drop_zero and not row.advantages[row.trained].any())

@@ -10,7 +10,6 @@ good key 401. Bodies are read field by field, so that NaN, "1.0" or true is no r
 from __future__ import annotations
 
 import logging
-import math
 import unicodedata
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -25,7 +24,7 @@ from areal.proxy import records
 from areal.proxy.dialects import fields
 from areal.proxy.model_routes import decode_json
 from areal.proxy.sessions import Sessions, StartRequest
-from areal.store.base import Store
+from areal.store.base import LARGEST_REWARD, Store
 from areal.web.auth import SessionKey, SessionKeys, opens, presented_keys
 
 _log = logging.getLogger("areal.proxy")
@@ -143,9 +142,8 @@ def reward_of(body: Mapping[str, Any]) -> float:
         raise BadRequest(
             "reward is missing: send a number; a verifier that failed has no reward to set", param="reward"
         )
-    reward = fields.number(body, "reward")
-    if reward is None or not math.isfinite(reward):
-        raise BadRequest("reward must be a finite number", param="reward")
+    reward = fields.number(body, "reward", low=-LARGEST_REWARD, high=LARGEST_REWARD)
+    assert reward is not None
     return reward
 
 

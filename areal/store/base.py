@@ -29,6 +29,8 @@ from areal.base.types import (
     WorkerInfo,
 )
 
+LARGEST_REWARD = 1e6  # in size; sums, discounts and squares of such rewards stay far from overflow in float32
+
 
 @dataclass(frozen=True, slots=True)
 class EndedGroup:

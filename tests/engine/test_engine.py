@@ -237,6 +237,21 @@ def test_diverged_weights_name_a_session(make_engine: MakeEngine, group_rows: Gr
         engine.train_step(group_rows(), 0, 0)
 
 
+def test_tokens_of_another_vocabulary_name_a_session(make_engine: MakeEngine, group_rows: GroupRows) -> None:
+    engine = make_engine()
+    size = engine.policy.head.weight.shape[0]
+    for strange in (size, -1):
+        rows = group_rows()
+        ids = np.frombuffer(rows[1].ids, "<i4").copy()
+        ids[0] = strange
+        rows[1] = with_fields(rows[1], ids=ids.tobytes())
+        for call in (engine.score, lambda given: engine.train_step(given, 0, 0)):
+            with pytest.raises(
+                TrainingError, match=f"session {rows[1].session_id}: token id {strange} is none of the model's {size}"
+            ):
+                call(rows)
+
+
 def test_an_unknown_algorithm_lists_the_known(make_engine: MakeEngine) -> None:
     with pytest.raises(ConfigError, match="no algorithm 'sarsa'; known: grpo, ppo"):
         make_engine(algorithm="sarsa")

@@ -43,7 +43,7 @@ async def test_t042_a_session_without_interactions_cannot_be_rewarded_and_frees_
     assert counts.accepted == 0
 
 
-REFUSED = ["NaN", "Infinity", "-Infinity", "1e999", '"1.0"', "null", "true", "[1]", "{}"]
+REFUSED = ["NaN", "Infinity", "-Infinity", "1e999", "1e308", "-1000001", '"1.0"', "null", "true", "[1]", "{}"]
 
 
 async def test_t043_what_is_no_finite_number_is_no_reward_and_the_earlier_one_stays(make_service: Any) -> None:

@@ -6,7 +6,6 @@ functions below the class run inside the transaction; those of groups.py decide 
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from areal.base.errors import BadRequest, Conflict, InvalidKey, NotFound
 from areal.base.types import Ending, Interaction, Session, SessionRequest, Tag
 from areal.store import codec
+from areal.store.base import LARGEST_REWARD
 from areal.store.sqlite import groups
 from areal.store.sqlite.database import Database
 
@@ -67,8 +67,11 @@ class SqliteSessions:
         await self._database.write(lambda connection: _tag(connection, interaction_id, tag))
 
     async def reward(self, session_id: str, reward: float, interaction_id: str | None) -> str:
-        if not math.isfinite(reward):
-            raise BadRequest(f"reward is {reward}; it must be a finite number", param="reward")
+        if not abs(reward) <= LARGEST_REWARD:  # NaN is not either
+            raise BadRequest(
+                f"reward is {reward:g}; it must be a finite number from -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}",
+                param="reward",
+            )
         return await self._database.write(
             lambda connection: _reward(connection, session_id, float(reward), interaction_id, self._clock())
         )
