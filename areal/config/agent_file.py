@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from areal.base.errors import ConfigError
+from areal.base.hosts import names_loopback
 from areal.config.settings import AGENT_FILE, Setting, Settings
 
 _KNOWN = ("model_base_url", "model_name", "api_key", "max_turns")
 _NOT_YET = ("command", "tasks")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PRINTED_PORT = 8080  # the second text prints this port, and the gateway's real one in a comment beside it
 _GATEWAY_PORT = 9000
 
@@ -81,7 +81,7 @@ def _port(url: str, path: Path) -> tuple[int, list[str]]:
         raise ConfigError(
             f"{path}: model_base_url {url!r} is no URL; write http://localhost:{_GATEWAY_PORT}/gateway/v1"
         )
-    if parts.hostname not in _LOOPBACK:
+    if not names_loopback(parts.hostname):
         raise ConfigError(
             f"{path}: model_base_url names host {parts.hostname}; a run serves its gateway on its own host: start the run "
             "there, or write localhost"

@@ -7,11 +7,11 @@ One table, one line per key. A line goes away in the change that builds what it 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from areal.base.hosts import names_loopback
 from areal.config.backend_spec import parse_backend
 from areal.config.keys import keys_of
 from areal.config.rollout import AgentConfig
@@ -108,7 +108,7 @@ def reasons(config: RunConfig) -> list[str]:
 def _contradictions(config: RunConfig) -> list[str]:
     agent, found = config.rollout.agent, []
     host = agent.gateway_host
-    if agent.admin_api_key == AgentConfig().admin_api_key and host is not None and not _loopback(host):
+    if agent.admin_api_key == AgentConfig().admin_api_key and host is not None and not names_loopback(host):
         found.append(
             f"rollout.agent.gateway_host={host}: the default admin key works on loopback only, because everybody knows it; "
             "set rollout.agent.admin_api_key to a secret of your own"
@@ -119,13 +119,6 @@ def _contradictions(config: RunConfig) -> list[str]:
             "an epoch has at least one step"
         )
     return found
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _placeholders(config: RunConfig) -> list[str]:

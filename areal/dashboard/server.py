@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import secrets
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ import orjson
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
 from areal.base.errors import ArealError, ConfigError, Forbidden, NotFound
+from areal.base.hosts import url_names_loopback
 from areal.dashboard.run_facts import RunFacts
 from areal.dashboard.view import View
 from areal.store import open_store, store_url
@@ -46,7 +46,6 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-_HERE = re.compile(r"(localhost|[\w-]+\.localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.ASCII)
 _STATES = {"all": None, "running": True, "ended": False}
 
 
@@ -56,7 +55,7 @@ def app(store: Store, log_dir: Path, token: str, facts: RunFacts | None = None) 
 
     def from_here(request: Request) -> None:
         host = request.headers.get("host", "")
-        if not _HERE.fullmatch(host):
+        if not url_names_loopback(f"//{host}"):
             raise Forbidden(
                 f"the page answers on this machine only, not as {host!r:.100}; open it as http://localhost:PORT"
             )

@@ -10,12 +10,10 @@ not read again. Used by server.py; routing.py, splice.py, exchange.py and attach
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -23,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 import areal
 from areal.base.errors import ArealError, Forbidden, NotFound, StoreError
+from areal.base.hosts import url_names_loopback
 from areal.base.logs import Log
 from areal.gateway.attachment import Attachment
 from areal.gateway.control import Control
@@ -182,13 +181,13 @@ class GatewayApp:
         if not self._loopback:
             return
         host = exchange.header(b"host")
-        if host is not None and not _names_loopback(f"//{host.decode('latin-1')}"):
+        if host is not None and not url_names_loopback(f"//{host.decode('latin-1')}"):
             raise Forbidden(
                 f"this gateway is bound to loopback, but was called as {host.decode('latin-1')!r}; use http://127.0.0.1:PORT, "
                 "or set rollout.agent.gateway_host"
             )
         origin = exchange.header(b"origin")
-        if origin is not None and not _names_loopback(origin.decode("latin-1")):
+        if origin is not None and not url_names_loopback(origin.decode("latin-1")):
             raise Forbidden(f"pages of {origin.decode('latin-1')!r} may not call a gateway on loopback")
 
     def _note(self, exchange: Exchange, began: float) -> None:
@@ -204,20 +203,6 @@ class GatewayApp:
                 request_id=exchange.request_id,
                 **({"broken": exchange.broken} if exchange.broken else {}),
             )
-
-
-def _names_loopback(url: str) -> bool:
-    """Whether a URL's host is loopback as written. Never resolved: a rebound name would resolve to loopback."""
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
