@@ -150,6 +150,8 @@ class JinjaRenderer:
             return "the template writes the answer differently"
         if reply.tool_calls and all(_squeezed(call.name) in shown for call in reply.tool_calls):
             return ""
+        if not shown:
+            return "the template leaves out the answer"
         if sampled.startswith(shown):
             return "the answer was cut at a stop text, its ids go further"
         return "the template writes the answer differently"

@@ -25,7 +25,7 @@ from areal.base.errors import BadRequest, ConfigError
 from areal.base.logs import announce
 from areal.base.types import Message, Tool
 from areal.chat.sandbox import Sandbox
-from areal.chat.template_input import TemplateNeeds, has_object_arguments, template_input
+from areal.chat.template_input import Arguments, TemplateNeeds, has_object_arguments, template_input
 from areal.chat.tokenizer import read_json
 
 MAX_SOURCE_CHARACTERS = 1_000_000
@@ -93,13 +93,19 @@ class ChatTemplate:
             raise BadRequest(
                 "a request cannot bring its own chat template; leave chat_template out", param="chat_template"
             )
-        try:
-            return self._text(messages, tools, kwargs or {}, add_generation_prompt)
-        except BadRequest:
-            # Templates that go through a call's arguments fail on those that are no object; the next try wraps them.
-            if all(has_object_arguments(call) for message in messages for call in message.tool_calls):
-                raise
-        return self._text(messages, tools, kwargs or {}, add_generation_prompt, wrapped=True)
+        calls = [call for message in messages for call in message.tool_calls]
+        forms: list[Arguments] = ["decoded"]
+        if not all(map(has_object_arguments, calls)):
+            forms.append("wrapped")
+        if calls:
+            forms.append("text")
+        refusals = []
+        for form in forms:
+            try:
+                return self._text(messages, tools, kwargs or {}, add_generation_prompt, form)
+            except BadRequest as error:
+                refusals.append(error)
+        raise refusals[0]
 
     def _text(
         self,
@@ -107,10 +113,9 @@ class ChatTemplate:
         tools: Sequence[Tool],
         kwargs: Mapping[str, Any],
         add_generation_prompt: bool,
-        *,
-        wrapped: bool = False,
+        arguments: Arguments,
     ) -> str:
-        shown_messages, shown_tools = template_input(messages, tools, self._needs, wrapped=wrapped)
+        shown_messages, shown_tools = template_input(messages, tools, self._needs, arguments)
         variables = {
             **self._special_tokens,
             **kwargs,

@@ -3,11 +3,12 @@
     needs = TemplateNeeds.of(template_source)
     messages, tools = template_input(messages, tools, needs)         # dicts in OpenAI's shape
 
-Templates get tool arguments decoded (T004); the wire keeps its text. Arguments that are no JSON object reach them as text, or, where
-a template insists on an object (`wrapped`), as {"arguments": text}: a malformed call must not end the conversation.
-A template without a tools section gets the default tools prompt below in its system turn, calls and results as text of
-assistant and user turns (Hermes' format, which hermes.py reads back); one that knows no reasoning gets it as a think block before
-the answer. So tools work with every model, and history is kept. Pure. Used by template.py.
+Templates get tool arguments decoded (T004); the wire keeps its text. Arguments that are no JSON object reach them as text. Where a
+template fails on that, it gets them as {"arguments": text} (`wrapped`), for a malformed call must not end the conversation;
+where it puts texts together itself, as DeepSeek's does, it gets all as they were sent (`text`).
+A template that lists no tools gets the list below in its system turn. One that knows neither calls nor results gets the
+default tools prompt, and they become text of assistant and user turns (Hermes' format, which hermes.py reads back); one
+that knows no reasoning gets it as a think block before the answer. So tools work with every model. Pure. Used by template.py.
 """
 
 from __future__ import annotations
@@ -16,29 +17,35 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from areal.base.types import Message, Tool, ToolCall
 from areal.chat.json_text import decoded
 
-TOOLS_PROMPT = """You can call these functions:
+TOOL_LIST = """You can call these functions:
 <tools>
 {tools}
-</tools>
+</tools>"""
+TOOLS_PROMPT = """{tool_list}
 To call one, write
 <tool_call>
 {{"name": NAME, "arguments": {{...}}}}
 </tool_call>"""
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-_TOOLS = re.compile(r"\btools\b|\btool_calls\b")
+_NULL_CONTENT = re.compile(r"""content['"]?\]? is none""")
+
+Arguments = Literal["decoded", "wrapped", "text"]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateNeeds:
-    """What has to be written as text because the template has no place for it. numbered_ids: it prints call ids, and its
-    model writes them as `functions.NAME:NUMBER`."""
+    """What has to be written as text because the template has no place for it: the list of tools, calls and their results,
+    reasoning. null_content: it shows calls only where the content is null. numbered_ids: it prints call ids, and its model
+    writes them as `functions.NAME:NUMBER`."""
 
     tools: bool = False
+    calls: bool = False
+    null_content: bool = False
     reasoning: bool = False
     numbered_ids: bool = False
 
@@ -46,26 +53,35 @@ class TemplateNeeds:
     def of(cls, source: str) -> TemplateNeeds:
         source = _COMMENT.sub("", source)
         return cls(
-            tools=not _TOOLS.search(source),
+            tools=not re.search(r"\btools\b", source),
+            calls=not re.search(r"\btools\b|\btool_calls\b", source),
+            null_content=bool(_NULL_CONTENT.search(source)),
             reasoning="reasoning_content" not in source,
             numbered_ids="<|tool_calls_section_begin|>" in source,
         )
 
 
 def template_input(
-    messages: Sequence[Message], tools: Sequence[Tool], needs: TemplateNeeds, *, wrapped: bool = False
+    messages: Sequence[Message], tools: Sequence[Tool], needs: TemplateNeeds, arguments: Arguments = "decoded"
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What the variables `messages` and `tools` get."""
     if needs.reasoning:
         messages = [_reasoning_in_words(message) for message in messages]
-    if needs.tools:
-        messages = _tools_in_words(messages, tools)
+    if needs.calls:
+        messages = _calls_in_words(messages)
+    if needs.tools and tools:
+        messages = _tools_in_words(messages, tools, TOOLS_PROMPT if needs.calls else "{tool_list}")
     if needs.numbered_ids:
         messages = _numbered(messages)
-    return template_messages(messages, wrapped=wrapped), template_tools(tools)
+    shown = template_messages(messages, arguments)
+    if needs.null_content:
+        for entry in shown:
+            if "tool_calls" in entry and not entry["content"]:
+                entry["content"] = None
+    return shown, template_tools(tools)
 
 
-def template_messages(messages: Sequence[Message], *, wrapped: bool = False) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[Message], arguments: Arguments = "decoded") -> list[dict[str, Any]]:
     """Messages as templates expect them: dicts; tool arguments decoded where they are JSON objects; a tool's name."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     shown: list[dict[str, Any]] = []
@@ -78,7 +94,7 @@ def template_messages(messages: Sequence[Message], *, wrapped: bool = False) -> 
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": _arguments(call, wrapped)},
+                    "function": {"name": call.name, "arguments": _arguments(call, arguments)},
                 }
                 for call in message.tool_calls
             ]
@@ -104,14 +120,16 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 def has_object_arguments(call: ToolCall) -> bool:
     """Whether the call's arguments are what the API wants: a JSON object, or nothing."""
-    return isinstance(_arguments(call, wrapped=False), dict)
+    return isinstance(_arguments(call), dict)
 
 
-def _arguments(call: ToolCall, wrapped: bool) -> Any:
+def _arguments(call: ToolCall, form: Arguments = "decoded") -> Any:
     value = decoded(call.arguments or "{}")
+    if form == "text":
+        return call.arguments
     if isinstance(value, dict):
         return value
-    return {"arguments": call.arguments} if wrapped else call.arguments
+    return {"arguments": call.arguments} if form == "wrapped" else call.arguments
 
 
 def _reasoning_in_words(message: Message) -> Message:
@@ -133,8 +151,8 @@ def _numbered(messages: Sequence[Message]) -> list[Message]:
     return shown
 
 
-def _tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """The same conversation without the role `tool`, tool calls and tools; unchanged where there are none."""
+def _calls_in_words(messages: Sequence[Message]) -> list[Message]:
+    """The same conversation without the role `tool` and without tool calls; unchanged where there are none."""
     shown: list[Message] = []
     after_result = False
     for message in messages:
@@ -151,17 +169,20 @@ def _tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[
         else:
             shown.append(message)
         after_result = message.role == "tool"
-    if not tools:
-        return shown
+    return shown
+
+
+def _tools_in_words(messages: Sequence[Message], tools: Sequence[Tool], prompt: str) -> list[Message]:
+    """The same conversation with the prompt and the list of tools at the end of its system turn."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in template_tools(tools))
-    prompt = TOOLS_PROMPT.format(tools=listed)
-    if shown and shown[0].role == "system":
-        return [replace(shown[0], content=f"{shown[0].content}\n\n{prompt}"), *shown[1:]]
-    return [Message("system", prompt), *shown]
+    text = prompt.format(tool_list=TOOL_LIST.format(tools=listed))
+    if messages and messages[0].role == "system":
+        return [replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:]]
+    return [Message("system", text), *messages]
 
 
 def _call_in_words(call: ToolCall) -> str:
-    value = _arguments(call, wrapped=False)
+    value = _arguments(call)
     arguments = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return (
         f'<tool_call>\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'

@@ -267,3 +267,79 @@ def test_a_request_cannot_bring_its_own_template_or_messages() -> None:
 def test_a_template_that_is_no_jinja_is_named_with_its_line() -> None:
     with pytest.raises(ConfigError, match="line 2"):
         ChatTemplate("{{ messages }}\n{% if %}")
+
+
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+LISTS_NO_TOOLS = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.role == 'assistant' and m['content'] is none %}"
+    "{% for c in m.tool_calls %}{{ '[' + c.function.name + ' ' + c.function.arguments + ']' }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_without_a_tools_section_gets_the_default_tools_prompt() -> None:
+    messages = [
+        Message("user", "2 + 2?"),
+        Message("assistant", "I see.", reasoning="hm", tool_calls=(CALL, ToolCall("c2", "now", "[bad"))),
+        Message("tool", "3", tool_call_id="call1"),
+        Message("tool", "noon", tool_call_id="c2"),
+    ]
+    listed = json.dumps(template_tools([TOOL])[0], ensure_ascii=False)
+    prompt = (
+        f"You can call these functions:\n<tools>\n{listed}\n</tools>\nTo call one, write\n"
+        '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
+    )
+    talk = (
+        "<user>2 + 2?<assistant><think>\nhm\n</think>\n\nI see."
+        '\n<tool_call>\n{"name": "add", "arguments": {"y": 2, "x": "é"}}\n</tool_call>'
+        '\n<tool_call>\n{"name": "now", "arguments": [bad}\n</tool_call>'
+        "<user><tool_response>\n3\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+    )
+    template = ChatTemplate(PLAIN)
+    assert template.render(messages, [TOOL], add_generation_prompt=True) == f"<system>{prompt}{talk}"
+    assert (
+        template.render(messages, [], add_generation_prompt=True) == talk
+    )  # the calls stay, whatever tools there are now
+    kind = [Message("system", "Be kind."), *messages]
+    assert template.render(kind, [TOOL], add_generation_prompt=True) == f"<system>Be kind.\n\n{prompt}{talk}"
+
+
+def test_a_template_that_shows_calls_and_lists_no_tools_gets_the_list_only() -> None:
+    messages = [
+        Message("user", "?"),
+        Message("assistant", tool_calls=(CALL,)),
+        Message("tool", "3", tool_call_id="call1"),
+    ]
+    text = ChatTemplate(LISTS_NO_TOOLS).render(messages, [TOOL], add_generation_prompt=True)
+    assert text.startswith("<system>You can call these functions:\n<tools>\n")
+    # It puts texts together, so it gets the arguments as they were sent; it shows calls only beside a null content (T002).
+    assert text.endswith(f"</tools><user>?<assistant>[add {CALL.arguments}]<tool>3")
+
+
+def test_a_model_that_numbers_its_calls_sees_its_own_ids() -> None:
+    source = (
+        "{# <|tool_calls_section_begin|> #}{{ tools | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "<|tool_calls_section_begin|>{{ c.id }};{% endfor %}{{ m.tool_call_id }};{% endfor %}"
+    )
+    messages = [
+        Message("assistant", tool_calls=(CALL, ToolCall("c2", "now", "{}"))),
+        Message("tool", "3", tool_call_id="c2"),
+        Message("tool", "4", tool_call_id="elsewhere"),
+    ]
+    text = ChatTemplate(source).render(messages, [TOOL], add_generation_prompt=True)
+    begin = "<|tool_calls_section_begin|>"
+    assert text == f"1{begin}functions.add:0;{begin}functions.now:1;;functions.now:1;elsewhere;"
+
+
+@pytest.mark.parametrize("arguments", ["{bad", "[1]", '"text"', "", "null", '{"x": "\\ud83d"}'])
+def test_malformed_arguments_never_fail_a_template(arguments: str) -> None:
+    message = Message("assistant", tool_calls=(ToolCall("c1", "f", arguments),))
+    for source in (
+        "{% for k, v in messages[0].tool_calls[0].function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{{ tools }}",
+        "{% for k, v in messages[0].tool_calls[0].function.arguments | items %}{{ k }}={{ v }}{% endfor %}{{ tools }}",
+        "{{ messages[0].tool_calls[0].function.arguments | tojson }}{{ tools }}",
+        "{{ '' + messages[0].tool_calls[0].function.arguments }}{{ tools }}",
+        PLAIN,
+    ):
+        ChatTemplate(source).render([message], add_generation_prompt=True).encode()
