@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -26,6 +27,7 @@ from areal.rollout import metrics as _declared  # noqa: F401
 from areal.store import open_store, store_url
 from areal.store.base import Store
 
+WORKER = WorkerInfo("w0", "http://127.0.0.1:1", 4711, "here", 0.0)
 LAG = declare("train/lag_mean", "mean", "steps that a trained token's weights were behind the trained ones")
 ODD = "<b>&'\"/../☃"  # a task id as a client may send it
 VOCABULARY = ["<s>", "4", "Ġis", "Ġthe", "Ġsum", "Ċ", "âĺ", "<script>", "."]
@@ -57,7 +59,6 @@ def interaction(session_id: str, index: int, asked: str, **more: object) -> Inte
 
 async def fill(store: Store) -> None:
     await store.training.set_limits(Limits(max_concurrent=16, max_lag=1, batch_groups=8))
-    await store.registry.heartbeat(WorkerInfo("w0", "http://127.0.0.1:1", 4711, "here", 0.0))
     for number, ending in enumerate(("ended", "ended", "expired", "reward_failed")):
         session = await store.sessions.begin(SessionRequest(f"sum-{number}", f"k{number}", "w0", tags={"user": "ada"}))
         first = interaction(session.id, 0, "2+2?")
@@ -98,8 +99,13 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             metrics.write(step, values if step != 20 else {"train/reward": float("nan")})
 
     async def make() -> None:
-        async with await open_store(store_url(run / "store.sqlite")) as store:
+        url = store_url(run / "store.sqlite")
+        async with await open_store(url) as store:
             await fill(store)
+        async with await open_store(
+            url, clock=lambda: time.time() + 3600
+        ) as ahead:  # alive however slow the machine is
+            await ahead.registry.heartbeat(WORKER)
 
     asyncio.run(make())
     return run
