@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,8 +13,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import anthropic
 import openai
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from areal.base.types import WorkerInfo
@@ -77,7 +80,18 @@ class Service:
             max_context=2048,
         )
         url = await stack.enter_async_context(serving(build_proxy(parts).app))
+        await self._heartbeat(name, url)
+        beating = asyncio.create_task(self._beat(name, url))
+        stack.callback(beating.cancel)
+
+    async def _heartbeat(self, name: str, url: str) -> None:
         await self.place.store.registry.heartbeat(WorkerInfo(name, url, os.getpid(), "host", time.time()))
+
+    async def _beat(self, name: str, url: str) -> None:
+        """As every worker does, so that a slow machine's tests do not outlive their workers' registration."""
+        while True:
+            await asyncio.sleep(2)
+            await self._heartbeat(name, url)
 
     async def kill_proxy(self, name: str) -> None:
         """It answers no more; the registry still has its last heartbeat."""
@@ -268,3 +282,56 @@ async def test_one_request_id_from_the_client_to_the_workers_answer(service, htt
         model="default", messages=[{"role": "user", "content": "2+2?"}], extra_headers={"x-request-id": "agent-77"}
     )
     assert raw.headers.get_list("x-request-id") == ["agent-77"]
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+async def test_every_protocol_streams_token_by_token_through_the_gateway(service, http, dialect):
+    key = (await service.start_session(http))["api_key"]
+    path, said = {
+        "chat": ("/chat/completions", {"messages": [{"role": "user", "content": "count slowly"}]}),
+        "responses": ("/responses", {"input": "count slowly"}),
+        "messages": ("/messages", {"messages": [{"role": "user", "content": "count slowly"}], "max_tokens": 99}),
+    }[dialect]
+    url, began, arrivals = f"{service.gateway_url}/gateway/v1{path}?beta=true", time.perf_counter(), []
+    async with http.post(url, json={**said, "stream": True}, headers={"x-api-key": key}) as response:
+        assert response.status == 200
+        assert len(response.headers.getall("x-request-id")) == len(response.headers.getall("request-id")) == 1
+        assert response.headers["request-id"] == response.headers["x-request-id"]
+        async for raw in response.content:
+            if re.search(rb'"w\d+ "', raw):
+                arrivals.append(time.perf_counter() - began)
+    assert len(arrivals) >= 40
+    assert arrivals[-1] - arrivals[0] > 0.2  # 40 tokens, 10 ms apart: they did not come in one piece
+
+
+async def test_the_anthropic_sdk_through_the_gateway(service, http):
+    key = (await service.start_session(http))["api_key"]
+    async with AsyncAnthropic(base_url=f"{service.gateway_url}/gateway/v1", api_key=key, max_retries=0) as client:
+        history = [{"role": "user", "content": "2+2?"}]
+        first = await client.messages.create(model="default", max_tokens=50, messages=history)
+        assert first.content[0].text == "The answer is \u2603"
+        history += [{"role": "assistant", "content": first.content}, {"role": "user", "content": "sure?"}]
+        counted = await client.messages.count_tokens(model="default", messages=history)
+        second = await client.messages.create(model="default", max_tokens=50, messages=history)
+        assert counted.input_tokens == second.usage.input_tokens
+        with pytest.raises(anthropic.APIStatusError, match="lost GPU"):
+            async with client.messages.stream(
+                model="default", max_tokens=50, messages=[{"role": "user", "content": "break"}]
+            ) as stream:
+                await stream.get_final_message()
+    async with AsyncAnthropic(base_url=service.gateway_url, api_key="sk-sess-w0.no.no") as stranger:
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            await stranger.messages.create(model="default", max_tokens=50, messages=history)
+        assert caught.value.body["request_id"] == caught.value.request_id
+
+
+async def test_a_responses_chain_outlives_its_worker(service, http):
+    client = service.sdk((await service.start_session(http))["api_key"])
+    first = await client.responses.create(model="default", input="2+2?")
+    await service.kill_proxy("w0")
+    await service.start_proxy("w0")
+    second = await client.responses.create(model="default", input="sure?", previous_response_id=first.id)
+    assert second.output_text
+    session = (await service.place.store.reading.recent())[0].session
+    one, two = await service.place.store.sessions.interactions(session.id)
+    assert two.token_parent == one.id == first.id

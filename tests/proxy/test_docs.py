@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from areal.proxy import conversation
-from areal.proxy.dialects import openai_chat
+from areal.proxy.dialects import anthropic_messages, openai_chat, openai_responses
 from areal.proxy.export import MASK_ORDER
 
 TEXT = (Path(__file__).parents[2] / "docs" / "http.md").read_text("utf-8")
 
 
-def test_every_known_field_is_documented() -> None:
-    assert [field for field in sorted(openai_chat.KNOWN) if f"`{field}`" not in TEXT] == []
+@pytest.mark.parametrize(
+    ("protocol", "known"),
+    [
+        ("chat", openai_chat.KNOWN),
+        ("Responses", openai_responses.KNOWN),
+        ("Messages", anthropic_messages.KNOWN),
+    ],
+)
+def test_every_known_field_is_documented(protocol: str, known: frozenset[str]) -> None:
+    section = TEXT.partition(f"## Fields of a {protocol} call")[2].partition("\n## ")[0]
+    assert [field for field in sorted(known) if f"`{field}`" not in section] == []
 
 
 def test_every_tag_that_the_proxy_sets_is_documented() -> None:
