@@ -95,13 +95,16 @@ class Conversation:
     def continued_by(self, call: ModelCall) -> list[Interaction]:
         """Interactions whose messages and reply are the longest recorded prefix of this call's messages.
 
-        Several when the same text was sampled twice: those that are steps first, then the newest."""
+        Several when the same text was sampled twice: the one that the call names, those that are steps, then the newest."""
         chain = _chain(call.tools, call.messages)
         for key in reversed(chain[1:-1]):  # at least one new message follows the recorded reply
             ids = self._ends.get(key)
             if ids:
                 found = [self._by_id[one] for one in ids]
-                return sorted(found, key=lambda one: (not NOT_A_STEP.isdisjoint(one.tags), -one.index))
+                return sorted(
+                    found,
+                    key=lambda one: (one.id != call.previous, not NOT_A_STEP.isdisjoint(one.tags), -one.index),
+                )
         return []
 
     def resolved(self, call: ModelCall) -> ModelCall:
@@ -140,6 +143,9 @@ class Conversation:
             return ""
         if self.repeats(call):
             return "resampled"
+        if call.previous in self._by_id:  # its conversation, under another set-up
+            tools = tools_key(self._by_id[call.previous].tools)
+            return "history_changed" if tools == tools_key(call.tools) else "tools_changed"
         tools_seen = self._openings.get(message_key(call.messages[0]))
         if tools_seen is None:
             return "new_conversation"

@@ -222,7 +222,7 @@ class Recorder:
             sampling=running.sampling,
             model=call.model,
             token_parent=plan.prompt.parent,
-            credit_parent=plan.credit_parent,
+            credit_parent=plan.credit_parent or call.previous or None,  # named, even where its set-up was another
             branch_reason=plan.branch_reason,
             tags=(*tags, *(("side_request",) if running.side_request else ())),
             started_at=running.started_at,

@@ -147,3 +147,31 @@ async def test_a_messages_thread_sends_only_what_is_new(make_service: Any) -> No
     lost = {**new, "thread": {**more, "previous_message_id": "msg_nope"}}
     status, answer, _ = await service.post("/v1/messages", lost, key)
     assert (status, answer["error"]["details"]) == (404, {"error_code": "thread_not_found"})
+
+
+async def test_credit_runs_along_the_chain_where_its_set_up_was_another(make_service: Any) -> None:
+    service = await make_service([KIWI])
+    key = await service.start()
+    tool = {"type": "function", "name": "w", "parameters": {"type": "object", "properties": {}}}
+    first = await ask(service, key, "pick a word", tools=[tool])
+    second = await ask(service, key, "repeat it", previous_response_id=first["id"])  # as the API has it: no tools now
+    third = await ask(service, key, "again", previous_response_id=second["id"], instructions="Be terse.")
+    assert (await service.reward(key, 1.0))[0] == 200
+    one, two, three = await service.recorded(key)
+    assert [one.branch_reason, two.branch_reason, three.branch_reason] == ["", "tools_changed", "history_changed"]
+    assert [one.token_parent, two.token_parent, three.token_parent] == [None, None, None]
+    assert [one.credit_parent, two.credit_parent, three.credit_parent] == [None, first["id"], second["id"]]
+    _, exported, _ = await service.post("/rl/export_trajectories", {"session_id": "task", "discount": 0.5})
+    assert [each["discounted_reward"] for each in exported["interactions"]] == [0.25, 0.5, 1.0]
+    assert third["id"] == three.id
+
+
+async def test_the_named_answer_is_continued_where_two_read_alike(make_service: Any) -> None:
+    service = await make_service([KIWI, {"pieces": ["ki", "wi", "<|im_end|>"]}])
+    key = await service.start()
+    first = await ask(service, key, "pick a word")
+    other = await ask(service, key, "pick a word")
+    for named in (first, other):
+        await ask(service, key, "repeat it", previous_response_id=named["id"])
+    done = await service.recorded(key)
+    assert [one.token_parent for one in done] == [None, None, first["id"], other["id"]]
