@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal.chat import scripted_renderer
+from areal.chat import ChatTemplate, JinjaRenderer, scripted_renderer
 
+STRIPPING = Path(__file__).parents[1] / "chat" / "templates" / "thinking_stripped.jinja"
 NUMBER = {"type": "integer"}
 TOOLS: Any = [
     {
@@ -281,3 +283,35 @@ async def test_another_format_by_name(make_service: Any, tmp_path: Any) -> None:
     async with service.sdk(await service.start()) as client:
         message, finish = await asked(client, True)
     assert (calls_of(message), finish, len(message.tool_calls[0].id)) == ([("add", '{"a": 1}')], "tool_calls", 9)
+
+
+@pytest.mark.parametrize(("template", "rows"), [("stripping", 2), ("keeping", 1)])
+async def test_t051_reasoning_templates_of_both_kinds(
+    make_service: Any, tmp_path: Any, template: str, rows: int
+) -> None:
+    lines = [
+        {"when": "3.3", "pieces": tokens("<think>\nagain\n</think>\n\n6")},
+        {"pieces": tokens("<think>\nadd\n</think>\n\n4")},
+    ]
+    (tmp_path / "script.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    renderer = scripted_renderer(tmp_path / "script.jsonl")
+    if template == "stripping":
+        renderer = JinjaRenderer(renderer.tokenizer, ChatTemplate(STRIPPING.read_text("utf-8")))
+    service = await make_service(lines, parts={"renderer": renderer})
+    async with service.sdk(await service.start()) as client:
+        first, _ = await asked(client, True, tools=[])
+        assert (first.content, first.reasoning_content) == ("4", "add")
+        turns = [*HI, {"role": "assistant", "content": "4"}, {"role": "user", "content": "and 3+3?"}]
+        second, _ = await asked(client, False, turns, tools=[])
+        assert (second.content, second.reasoning_content) == ("6", "again")
+        one, two = await service.recorded(client.api_key)
+    prompt = renderer.tokenizer.decode(two.prompt_ids.tolist(), skip_special=False)
+    assert prompt.count("add") == (1 if template == "keeping" else 0)
+    assert two.credit_parent == one.id
+    expected = "" if template == "keeping" else "the template leaves out the reasoning of earlier turns"
+    assert two.branch_reason == expected
+    for style, count in (("individual", 2), ("concat", rows)):
+        _, body, _ = await service.post("/rl/export_trajectories", {"session_id": "task", "style": style})
+        assert len(body["trajectories"]) == count
+        trained = sum(sum(row["loss_mask"]) for row in body["trajectories"])
+        assert trained == len(one.completion.token_ids) + len(two.completion.token_ids)
