@@ -36,7 +36,6 @@ from areal.store import store_url
 from areal.web.address import is_loopback
 from areal.web.client import JsonClient
 
-
 # A swap frees and makes hundreds of MB at a time. glibc would keep them in the heaps of whichever threads they passed
 # through; as mappings of their own they go back to the system at once. Other C libraries ignore these names.
 _GIVE_MEMORY_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**20)}

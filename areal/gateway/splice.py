@@ -24,7 +24,9 @@ from areal.gateway.routing import Target
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 900.0  # longer than any client waits (600 s) and than a refresh; streams are kept alive by pings
-IDLE_CONNECTION_S = 2.0  # far below the worker's keep-alive (web/serve.py: 75 s), so a request never meets a closing socket
+IDLE_CONNECTION_S = (
+    2.0  # far below the worker's keep-alive (web/serve.py: 75 s), so a request never meets a closing socket
+)
 
 # RFC 9110 section 7.6.1; `expect` is answered by our own server, `host` names the hop.
 HOP_BY_HOP = frozenset(
