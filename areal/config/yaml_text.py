@@ -25,6 +25,7 @@ class Plain(str):
 
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_MOST_ELEMENTS = 100_000
 _SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 _NULLS = ("", "~", "null", "Null", "NULL")
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -56,13 +57,27 @@ _Loader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 def load_yaml(text: str, source: str = "the configuration") -> Any:
     """Dicts, lists and texts. Raises ConfigError with the line for what is no YAML."""
     try:
-        return yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)
+        _count(value, 0)
+        return value
+    except RecursionError:  # nested without end, for example by an anchor inside itself
+        raise ConfigError(f"{source} nests too deep; this is no configuration") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}, line {mark.line + 1}" if mark else source
         raise ConfigError(f"{where}: {error.problem or error.context}; this is not valid YAML") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {' '.join(str(error).split())}; this is not valid YAML") from None
+
+
+def _count(value: object, before: int) -> int:
+    """Elements of the tree so far. Anchors can make a small file endless (RecursionError) or huge (ConfigError)."""
+    if before > _MOST_ELEMENTS:
+        raise ConfigError(f"the configuration has more than {_MOST_ELEMENTS} elements; use fewer anchors")
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for child in children:
+        before = _count(child, before + 1)
+    return before
 
 
 def is_null(value: object) -> bool:

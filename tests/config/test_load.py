@@ -274,3 +274,20 @@ def test_notes_become_warnings_in_the_log(tmp_path: Path, caplog: pytest.LogCapt
     load_config(path)
     assert "rollout.agent.admin_api_key is written out in the config file" in caplog.text
     assert "my-secret-admin-key" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: &a [*a]", "nests too deep"),
+        ("[" * 5000 + "]" * 5000, "nests too deep"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(f"{k}: &{k} [{', '.join([f'*{chr(ord(k) - 1)}'] * 10)}]\n" for k in "bcdefghi"),
+            "elements",
+        ),
+    ],
+)
+def test_anchors_that_never_end_are_a_sentence(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_yaml(text)
