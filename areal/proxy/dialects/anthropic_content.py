@@ -25,7 +25,7 @@ from areal.proxy.dialects.turns import AssistantTurn
 
 INVALID_JSON = "INVALID_JSON"  # the one key of a tool input that stands for a text which is no JSON object
 _UNPARSED = "__unparsedToolInput"  # Claude Code's own wrapper of the same
-_SILENT = frozenset({"redacted_thinking"})
+_SILENT = ("redacted_thinking",)
 
 
 def parse_messages(body: JsonObject) -> tuple[Message, ...]:

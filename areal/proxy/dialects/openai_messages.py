@@ -59,7 +59,7 @@ def _part_text(part: Any, param: str) -> str:
     if isinstance(part, str):
         return part
     kind = fields.as_object(part, param).get("type", "text")
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise BadRequest(
             f"{param} is of type {fields.shown(kind)}, but this model reads text only; send {{'type': 'text', 'text': ...}}",
             param=param,
