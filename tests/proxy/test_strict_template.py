@@ -30,6 +30,10 @@ async def test_t005_a_template_that_refuses_is_400_with_its_reason_and_the_sessi
     assert status == 400
     assert "must alternate" in answer["error"]["message"]
     assert (answer["error"]["param"], headers["x-should-retry"]) == ("messages", "false")
+    assert (await service.post("/v1/responses", {"input": body["messages"]}, key))[:2] == (400, answer)
+    status, other, _ = await service.post("/v1/messages", {**body, "max_tokens": 9}, key)
+    assert (status, other["error"]["type"]) == (400, "invalid_request_error")
+    assert other["error"]["message"] == answer["error"]["message"]
     assert await service.recorded(key) == ()
     await service.chat(key, "x")
     await service.chat(key, "x", "ok", "y")

@@ -264,3 +264,22 @@ async def test_a_body_that_is_no_json_is_400_in_each_shape(make_service: Any) ->
         status, answer, _ = await service.post(PATHS[dialect], "{", key)
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
         assert (answer.get("type") == "error") == (dialect == "messages")
+
+
+async def test_t029_t033_thinking_stands_once_in_its_markers_and_a_lost_call_breaks_nothing(make_service: Any) -> None:
+    service = await make_service([OK])
+    key = await service.start()
+    blocks = [
+        {"type": "thinking", "thinking": "add them", "signature": "somebody's"},
+        {"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1, "b": 1}},
+    ]
+    result = [{"type": "tool_result", "tool_use_id": "t", "content": "2", "is_error": False}]
+    history = [user("1+1?"), {"role": "assistant", "content": blocks}, {"role": "user", "content": result}]
+    assert (await service.post(PATHS["messages"], body_of("messages", messages=history), key))[0] == 200
+    gone = [{"type": "tool_result", "tool_use_id": "gone", "content": "lost and found"}]
+    lost = body_of("messages", messages=[{"role": "user", "content": gone}])
+    assert (await service.post(PATHS["messages"], lost, key))[0] == 200
+    one, two = await service.prompts(key)
+    assert one.count("add them") == one.count("<think>\nadd them\n</think>") == 1
+    assert one.index("add them") < one.index('"name": "add"') < one.index("<tool_response>\n2")
+    assert "lost and found" in two
