@@ -11,7 +11,7 @@ its reason. What templates get to see is template_input.py's. Used by renderer.p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from areal.base.errors import BadRequest, ConfigError
 from areal.base.logs import announce
 from areal.base.types import Message, Tool
 from areal.chat.sandbox import Sandbox
-from areal.chat.template_input import Arguments, TemplateNeeds, has_object_arguments, template_input
+from areal.chat.template_input import Arguments, TemplateNeeds, has_object_arguments, one_call_a_turn, template_input
 from areal.chat.tokenizer import read_json
 
 MAX_SOURCE_CHARACTERS = 1_000_000
@@ -37,6 +37,19 @@ CHATML = r"""
 {%- endfor %}
 {%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}
 """
+
+
+def _attempts(messages: Sequence[Message]) -> Iterator[tuple[Sequence[Message], Arguments]]:
+    """How a conversation may be shown to a template that refuses it otherwise; only tool calls leave a choice."""
+    yield messages, "decoded"
+    calls = [call for message in messages for call in message.tool_calls]
+    if not all(map(has_object_arguments, calls)):
+        yield messages, "wrapped"
+    if calls:
+        yield messages, "text"
+    if any(len(message.tool_calls) > 1 for message in messages):
+        yield one_call_a_turn(messages), "decoded"
+        yield one_call_a_turn(messages), "wrapped"
 
 
 class ChatTemplate:
@@ -93,16 +106,10 @@ class ChatTemplate:
             raise BadRequest(
                 "a request cannot bring its own chat template; leave chat_template out", param="chat_template"
             )
-        calls = [call for message in messages for call in message.tool_calls]
-        forms: list[Arguments] = ["decoded"]
-        if not all(map(has_object_arguments, calls)):
-            forms.append("wrapped")
-        if calls:
-            forms.append("text")
         refusals = []
-        for form in forms:
+        for shown, form in _attempts(messages):
             try:
-                return self._text(messages, tools, kwargs or {}, add_generation_prompt, form)
+                return self._text(shown, tools, kwargs or {}, add_generation_prompt, form)
             except BadRequest as error:
                 refusals.append(error)
         raise refusals[0]

@@ -5,7 +5,8 @@
 
 Templates get tool arguments decoded (T004); the wire keeps its text. Arguments that are no JSON object reach them as text. Where a
 template fails on that, it gets them as {"arguments": text} (`wrapped`), for a malformed call must not end the conversation;
-where it puts texts together itself, as DeepSeek's does, it gets all as they were sent (`text`).
+where it puts texts together itself, as DeepSeek's does, it gets all as they were sent (`text`); where it refuses parallel calls,
+as Llama 3's does, they stand one after the other.
 A template that lists no tools gets the list below in its system turn. One that knows neither calls nor results gets the
 default tools prompt, and they become text of assistant and user turns (Hermes' format, which hermes.py reads back); one
 that knows no reasoning gets it as a think block before the answer. So tools work with every model. Pure. Used by template.py.
@@ -116,6 +117,26 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
+
+
+def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
+    """Parallel calls one after the other, each with its results, for templates that know no parallel ones (Llama 3)."""
+    shown: list[Message] = []
+    for message in messages:
+        if message.role == "tool" and shown:
+            # Behind its own call, and behind what stands there already; results without a call stay where they are.
+            own = (k for k, one in enumerate(shown) if any(call.id == message.tool_call_id for call in one.tool_calls))
+            place = max(own, default=len(shown) - 1) + 1
+            while place < len(shown) and shown[place].role == "tool":
+                place += 1
+            shown.insert(place, message)
+        elif len(message.tool_calls) > 1:
+            first, *others = message.tool_calls
+            shown.append(replace(message, tool_calls=(first,)))
+            shown += [Message("assistant", tool_calls=(call,)) for call in others]
+        else:
+            shown.append(message)
+    return shown
 
 
 def has_object_arguments(call: ToolCall) -> bool:

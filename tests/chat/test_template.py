@@ -19,7 +19,13 @@ from areal.base.errors import BadRequest, ConfigError
 from areal.base.types import Message, Tool, ToolCall
 from areal.chat import ChatTemplate, JinjaRenderer, load_renderer
 from areal.chat.template import CHATML
-from areal.chat.template_input import TemplateNeeds, template_input, template_messages, template_tools
+from areal.chat.template_input import (
+    TemplateNeeds,
+    one_call_a_turn,
+    template_input,
+    template_messages,
+    template_tools,
+)
 
 TOOL = Tool("add", "Adds <two> numbers & says so.", {"type": "object", "properties": {"é": {"type": "number"}}})
 CALL = ToolCall("call1", "add", '{"y": 2, "x": "é"}')
@@ -343,3 +349,28 @@ def test_malformed_arguments_never_fail_a_template(arguments: str) -> None:
         PLAIN,
     ):
         ChatTemplate(source).render([message], add_generation_prompt=True).encode()
+
+
+def test_a_template_that_refuses_parallel_calls_gets_them_one_after_the_other(models_by_template: Models) -> None:
+    calls = Message("assistant", "both", tool_calls=(CALL, ToolCall("c2", "now", "{}")))
+    results = [Message("tool", "noon", tool_call_id="c2"), Message("tool", "3", tool_call_id="call1")]
+    later = [Message("assistant", tool_calls=(ToolCall("c3", "now", "{}"),)), Message("tool", "one", tool_call_id="c3")]
+    assert one_call_a_turn([Message("user", "?"), calls, *results, *later]) == [
+        Message("user", "?"),
+        Message("assistant", "both", tool_calls=(CALL,)),
+        results[1],
+        Message("assistant", tool_calls=(ToolCall("c2", "now", "{}"),)),
+        results[0],
+        *later,
+    ]
+    renderer = models_by_template["headers_trimmed"][1]
+    text = renderer.render([Message("user", "?"), calls, *results], [TOOL]).text
+    places = [
+        text.index(part) for part in ('"name": "add", "parameters"', '"3"', '"name": "now", "parameters"', '"noon"')
+    ]
+    assert places == sorted(places)
+    alone = replace(calls, tool_calls=(CALL,))  # a refusal of another kind keeps its own words
+    with pytest.raises(BadRequest, match="take turns"):
+        models_by_template["instructions_alternating"][1].render(
+            [Message("user", "?"), Message("user", "?"), alone, calls]
+        )

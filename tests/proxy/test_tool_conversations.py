@@ -17,6 +17,7 @@ from areal.chat import ChatTemplate, JinjaRenderer
 from areal.chat.template import CHATML
 from areal.inference.scripted.vocabulary import Vocabulary
 from areal.proxy.conversation import Conversation
+from areal.proxy.dialects.openai_chat import OpenAIChat
 from areal.proxy.plan import Plan, make_plan
 
 TOOL = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}})
@@ -182,3 +183,23 @@ def test_t004_a_template_that_goes_through_arguments_gets_an_object_always() -> 
         turn = Message("assistant", tool_calls=(ToolCall("c1", "add", text),))
         prompt = renderer.render([Message("user", "?"), turn, Message("tool", "54", tool_call_id="c1")], [TOOL])
         assert shown in prompt.text
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_t002_t003_a_turn_with_calls_is_the_same_however_its_content_is_missing(name: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "get_n", "arguments": "{}"}}
+    spellings = [{"content": None}, {}, {"content": []}, {"content": "", "function_call": None, "refusal": None}]
+    texts = set()
+    for content in spellings:
+        body = {
+            "messages": [
+                {"role": "user", "content": "secret?"},
+                {"role": "assistant", **content, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c1", "content": "42"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "get_n", "parameters": {"type": "object"}}}],
+        }
+        parsed = OpenAIChat().parse(body, {})
+        texts.add(RENDERERS[name].render(parsed.messages, parsed.tools).text)
+    (text,) = texts
+    assert text.index("secret?") < text.rindex("get_n") < text.index("42")
