@@ -213,3 +213,29 @@ async def test_the_tool_runner_runs(make_service: Any) -> None:
     assert final.content[0].text == "Hello"  # type: ignore[union-attr]
     one, two = await service.recorded(key)
     assert two.token_parent == one.id
+
+
+async def test_a_thread_that_a_refresh_left_behind_is_sent_whole_again(make_service: Any) -> None:
+    service = await make_service([PARALLEL, SPOKEN])
+    key = await service.start()
+    commands: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def sh(command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: what to run
+        """
+        commands.append(command)
+        if len(commands) == 2:
+            await service.start("next", api_key=key)
+        return "ok"
+
+    async with AsyncAnthropic(base_url=service.url, api_key=key) as client:
+        runner = client.beta.messages.tool_runner(model="default", max_tokens=100, messages=HI, tools=[sh])
+        await runner.until_done()
+    assert len(commands) == 4  # the new session's script begins again
+    one, two = await service.recorded(key)
+    assert [message.role for message in one.messages] == ["user", "assistant", "tool", "tool"]
+    assert (len(one.tools), two.token_parent) == (1, one.id)
