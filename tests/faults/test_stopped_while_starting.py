@@ -42,7 +42,8 @@ def starting(folder: Path) -> Iterator[subprocess.Popen[str]]:
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
     while not path.exists():
-        assert process.poll() is None and time.monotonic() < deadline, path
+        assert process.poll() is None, path
+        assert time.monotonic() < deadline, path
         time.sleep(0.01)
 
 
