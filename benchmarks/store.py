@@ -120,11 +120,11 @@ def grow(path: Path, sessions: int) -> None:
         "INSERT INTO task_groups VALUES (?, 'old', 1, 0, 0, 0, NULL, NULL, 1, 'x')", ((n,) for n in numbers)
     )
     connection.executemany(
-        "INSERT INTO sessions VALUES (?, ?, 'old', ?, ?, 0, ?, 'w0', 'train', '{}', NULL, 0, 0, 'ended', 0, NULL)",
+        "INSERT INTO sessions VALUES (?, ?, 'old', ?, ?, 0, ?, 'w0', 'train', '{}', NULL, 0, 0, 'ended', 0, NULL, 0)",
         ((n, f"old-{n}", n, n, f"key {n}") for n in numbers),
     )
     connection.executemany(
-        "INSERT INTO interactions VALUES (NULL, ?, ?, 0, 100, 1.0, '[]', NULL, NULL, '', 'm', 'stop', 1.0, 0, 0)",
+        "INSERT INTO interactions VALUES (NULL, ?, ?, 0, 100, 1.0, '[]', NULL, NULL, '', 'm', 'stop', 1.0, 0, 0, '')",
         ((n, f"old-{n}/{turn}") for n in numbers for turn in range(2)),
     )
     connection.executemany("INSERT INTO token_accounts VALUES (?, '', 200)", ((n,) for n in numbers))

@@ -238,7 +238,8 @@ class SessionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session as the store keeps it. ending None: it runs. sample: its place in its group, 0 .. n_samples-1."""
+    """A session as the store keeps it. ending None: it runs. sample: its place in its group, 0 .. n_samples-1.
+    attempt: its place among the tries of its task, counted on over groups that were not dropped; keys the sampler."""
 
     id: str
     task_id: str
@@ -253,6 +254,7 @@ class Session:
     ending: Ending | None = None
     ended_at: float | None = None
     interaction_count: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,20 @@ async def test_a_group_that_is_not_filled_in_time_goes_on_or_is_dropped(house: A
     assert (await house.begin("two")).sample == 0  # a new group
 
 
+async def test_the_tries_of_a_task_are_counted_over_its_groups_but_not_over_dropped_ones(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, n_samples=2, group_timeout_s=60))
+    played = [await house.play(task) for task in ("t", "t", "other", "t")]
+    assert {one.id: (one.sample, one.attempt) for one in played} == {
+        "t": (0, 0),
+        "t-1": (1, 1),
+        "t-2": (0, 2),
+        "other": (0, 0),
+    }
+    house.clock.now += 60  # t-2 stays alone: its group is dropped
+    again = await house.begin("t")
+    assert (again.id, again.sample, again.attempt) == ("t-3", 0, 2)
+
+
 async def test_an_overdue_group_waits_only_if_it_must(house: Any) -> None:
     await house.training.set_limits(replace(house.limits, n_samples=3, group_timeout_s=60))
     await house.play("enough")

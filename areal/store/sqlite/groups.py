@@ -78,6 +78,17 @@ def join(connection: sqlite3.Connection, task_id: str, limits: Limits, now: floa
     return Place(opened.lastrowid, 0)
 
 
+def next_attempt(connection: sqlite3.Connection, task_id: str) -> int:
+    """How many tries of this task came before: a client that trains on one task id again and again must not be sampled the
+    same tokens each time, and a try that comes again in the place of a dropped one (a resume) must be."""
+    newest = connection.execute(
+        "SELECT s.attempt FROM sessions s JOIN task_groups g ON g.seq = s.group_seq "
+        "WHERE s.task_id = ? AND g.dropped_at IS NULL ORDER BY s.suffix DESC LIMIT 1",
+        (task_id,),
+    ).fetchone()
+    return 0 if newest is None else int(newest["attempt"]) + 1
+
+
 def settle(connection: sqlite3.Connection, group_seq: int, now: float) -> None:
     """Accept or drop the group if nothing is left to wait for. A group that is settled already stays as it is."""
     group = connection.execute(

@@ -128,7 +128,7 @@ def _begin(connection: sqlite3.Connection, request: SessionRequest, now: float) 
     session_id, suffix = _free_id(connection, request.task_id)
     connection.execute(
         "INSERT INTO sessions (id, task_id, suffix, group_seq, sample, key_hash, worker, purpose, tags, request_id, "
-        "started_at, last_active_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "started_at, last_active_at, attempt) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             session_id,
             request.task_id,
@@ -142,6 +142,7 @@ def _begin(connection: sqlite3.Connection, request: SessionRequest, now: float) 
             request.request_id,
             now,
             now,
+            groups.next_attempt(connection, request.task_id) if place else 0,
         ),
     )
     return _must_get(connection, session_id)
@@ -316,6 +317,7 @@ def to_session(row: sqlite3.Row) -> Session:
         ending=row["ending"],
         ended_at=row["ended_at"],
         interaction_count=row["interaction_count"],
+        attempt=row["attempt"],
     )
 
 
