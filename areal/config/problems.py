@@ -40,7 +40,7 @@ def nearest(path: str, known: Iterable[str]) -> str:
     leaf = path.rpartition(".")[2]
     elsewhere = [each for each in known if each.rpartition(".")[2] == leaf]
     if elsewhere:
-        return max(elsewhere, key=lambda each: (_shared_prefix(each, path), -len(each)))
+        return max(elsewhere, key=lambda each: (_shared_prefix(each, path), _likeness(each, path), -len(each)))
     siblings = [each for each in known if each.rpartition(".")[0] == path.rpartition(".")[0]]
     for candidates in (siblings, known):
         found = difflib.get_close_matches(path, candidates, n=1, cutoff=0.6)
@@ -49,6 +49,11 @@ def nearest(path: str, known: Iterable[str]) -> str:
     by_leaf = {each.rpartition(".")[2]: each for each in known}
     close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.75)
     return by_leaf[close[0]] if close else ""
+
+
+def _likeness(one: str, other: str) -> float:
+    """Of two sections, by their letters: `actr.path` means actor.path and not ref.path."""
+    return difflib.SequenceMatcher(None, one, other).ratio() if "." in other else 0.0
 
 
 def _shared_prefix(one: str, other: str) -> int:

@@ -151,6 +151,7 @@ def test_wrong_references_are_sentences(tmp_path: Path) -> None:
         ("total_steps: 3", "total_train_steps"),
         ("rollout: {agent: {moed: online}}", "rollout.agent.mode"),
         ("lr: 3", "actor.optimizer.lr"),
+        ("actr: {path: x}", "actor.path"),
     ],
 )
 def test_t091_an_unknown_key_names_its_path_and_the_nearest(tmp_path: Path, written: str, near: str) -> None:
