@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python=${PYTHON:-python}
+python=${PYTHON:-$([[ -z ${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && echo .venv/bin/python || echo python)}
 port=${GATEWAY_PORT:-9000}
 ready_within_s=60
 gateway_pid=

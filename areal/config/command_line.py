@@ -126,7 +126,7 @@ def _say_notes(command: Command) -> None:
 
 def _say_error(error: ArealError) -> None:
     for line in redact(str(error)).splitlines():
-        print(f"error: {line}", file=sys.stderr)
+        print(line if line.startswith("error: ") else f"error: {line}", file=sys.stderr)  # a child's own words stay
 
 
 def _end(error: ConfigError) -> NoReturn:

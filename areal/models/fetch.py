@@ -108,7 +108,7 @@ def _from_hub(name: str, progress: Progress) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """`python -m areal.models.fetch NAME`: the folder on stdout, progress on stderr."""
-    parser = argparse.ArgumentParser(prog="areal.models.fetch", description="Get a model and print its folder.")
+    parser = argparse.ArgumentParser(prog="areal model", description="Get a model and print its folder.")
     parser.add_argument("model", help=f"a folder, a hub id, or one of: {', '.join(BUNDLED)}")
     parser.add_argument("--cache-dir", type=Path, help="instead of $AREAL_CACHE or ~/.cache/areal")
     arguments = parser.parse_args(argv)

@@ -5,6 +5,7 @@ stdout is for people; stderr carries SESSION_API_KEY=… and SESSION_ID=… for 
 
 import argparse
 import os
+import sys
 
 from _service import call, die, say
 
@@ -33,7 +34,7 @@ def main() -> None:
     say("key", answer["api_key"])
     if not refresh:
         print(f"\n  export OPENAI_API_KEY={answer['api_key']}\n  export OPENAI_BASE_URL={args.url.rstrip('/')}/v1\n")
-    print(f"next episode:  python start_session.py {args.url} --api-key {answer['api_key']}")
+    print(f"next episode:  python {sys.argv[0]} {args.url} --api-key {answer['api_key']}")
     say("SESSION_API_KEY", answer["api_key"], script=True)
     say("SESSION_ID", answer["session_id"], script=True)
 
