@@ -67,8 +67,8 @@ class Attachment:
             current = self._facts
             if current is not None and current.run_id != facts.run_id and self._lives(current):
                 raise Conflict(
-                    f"this gateway serves run {current.run_id} (process {current.pid}); stop it, or start another gateway "
-                    "with another --port"
+                    f"this gateway serves run {current.run_id} (process {current.pid}); stop it, give this run a "
+                    "port of its own (rollout.agent.gateway_port; 0 takes a free one), or start another gateway with another --port"
                 )
             if not self._loopback and facts.admin_api_key == DEFAULT_ADMIN_KEY:
                 raise ConfigError(
