@@ -180,6 +180,7 @@ class Launch:
             signing_key_path=str(self.folder.signing_key),
             admin_api_key=agent.admin_api_key,
             model_names=tuple(model_names(self.config)),
+            internal_token=agent.internal_token,
         )
         await attach(handle, facts)
         stack.push_async_callback(detach, handle, facts)
@@ -213,6 +214,7 @@ class Launch:
             "store_url": self.store_url,
             "signing_key_path": str(self.folder.signing_key),
             "admin_api_key": agent.admin_api_key,
+            "internal_token": agent.internal_token,
             "run_id": self.run_id,
             "model_names": model_names(self.config),
             "max_body_bytes": agent.max_body_bytes,

@@ -28,7 +28,7 @@ class AgentConfig(Section):
     path: str | None = None
     """The agent that inline and subproc run, as `module:attribute`: an object with `async run(task, *, base_url, api_key)`."""
     max_turns: int = Field(32, ge=1)
-    """Most model calls of one session that the service opened by itself (implicit sessions, own agents)."""
+    """Most model calls of one session that opened by itself, under the internal token; the last one ends it."""
     framework: Framework | None = None
     """Which agent comes over HTTP; implies online mode and says it in the log. All of them use the same gateway."""
     reward_source: RewardSource = "client"
@@ -36,13 +36,14 @@ class AgentConfig(Section):
     admin_api_key: str = Field("areal-admin-key", json_schema_extra={"secret": True})
     """Opens start_session and export. The default works on loopback only."""
     internal_token: str | None = Field(None, json_schema_extra={"secret": True})
-    """A key for agents that are configured once and never call start_session."""
+    """A key for agents that are configured once and never call start_session: their sessions open by themselves.
+    `gateway-internal-token` works on loopback only."""
     gateway_host: str | None = None
     """Address the gateway binds; null = loopback under the local scheduler, all interfaces elsewhere."""
     gateway_port: int = Field(8090, ge=0, le=65535)
     """0 = a free one, printed at start."""
     refresh_timeout_seconds: float = Field(120.0, gt=0)
-    """How long a refresh waits for a free slot before it answers 429."""
+    """How long a refresh, or a call that opens a session by itself, waits for a free slot before it answers 429."""
     session_timeout_seconds: float = Field(3600.0, gt=0)
     """A session idle for this long is ended as expired; a request in flight is not idle."""
     reward_grace_seconds: float = Field(0.0, ge=0)

@@ -17,6 +17,7 @@ from areal.config.keys import keys_of
 from areal.config.rollout import AgentConfig
 from areal.config.run import RunConfig
 
+_PRINTED_TOKEN = "gateway-internal-token"  # as the second text prints it; web/auth.py has it too and lies above
 _PLACEHOLDERS = ("你的", "your-", "<your", "YOUR_")
 
 
@@ -69,17 +70,6 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda t: t != "client",
         "rewards from a model are not part of this version; use client and call /rl/set_reward",
     ),
-    Refusal(
-        "rollout.agent.internal_token",
-        bool,
-        "sessions that open by themselves for an agent configured once are not part of this version; take it out and let "
-        "the agent call /rl/start_session",
-    ),
-    Refusal(
-        "rollout.agent.max_turns",
-        lambda turns: turns != AgentConfig().max_turns,
-        "only sessions that open by themselves have a last turn, and they are not part of this version; take it out",
-    ),
     Refusal("api_gateway", _given, f"{_NO_CHANNEL}; take the section (or agent.gateway_config) out"),
     Refusal("model_routing.reward_model", _given, f"{_NO_CHANNEL}; take the route out"),
     Refusal("model_routing.judge_model", _given, f"{_NO_CHANNEL}; take the route out"),
@@ -112,6 +102,18 @@ def _contradictions(config: RunConfig) -> list[str]:
         found.append(
             f"rollout.agent.gateway_host={host}: the default admin key works on loopback only, because everybody knows it; "
             "set rollout.agent.admin_api_key to a secret of your own"
+        )
+    if agent.internal_token == _PRINTED_TOKEN and host is not None and not names_loopback(host):
+        found.append(
+            f"rollout.agent.gateway_host={host}: the internal token of the text works on loopback only, because everybody "
+            "knows it; set rollout.agent.internal_token (api_key in the agent file) to a secret of your own"
+        )
+    if agent.internal_token and agent.internal_token == agent.admin_api_key:
+        found.append("rollout.agent.internal_token is the admin key, which no agent may hold; set it to another secret")
+    if agent.max_turns != AgentConfig().max_turns and not agent.internal_token:
+        found.append(
+            f"rollout.agent.max_turns={agent.max_turns}: only sessions that open by themselves have a last turn; set "
+            "rollout.agent.internal_token (or --agent-config FILE with an api_key), or take max_turns out"
         )
     if config.total_train_steps < config.total_train_epochs:
         found.append(

@@ -26,8 +26,9 @@ from areal.base.logs import Log
 from areal.gateway.attachment import Attachment
 from areal.gateway.control import Control
 from areal.gateway.exchange import Exchange
+from areal.gateway.implicit import TokenRouter
 from areal.gateway.paths import Route, dialect_of, find_route
-from areal.gateway.routing import KeyRouter, Router, Target, check_admin, refreshed_worker
+from areal.gateway.routing import Router, Target, check_admin, refreshed_worker
 from areal.gateway.splice import Splice, WorkerRefused
 from areal.web.address import is_loopback
 from areal.web.auth import presented_keys
@@ -65,7 +66,7 @@ class GatewayApp:
     ) -> None:
         self._attachment, self._splice, self._control = attachment, splice, control
         self._loopback, self._body_limit = loopback, body_limit
-        self._router = router or KeyRouter()
+        self._router = router or TokenRouter()
         self._own = {
             "health": self._health,
             "metrics": self._metrics,

@@ -24,7 +24,7 @@ from areal.gateway import state
 from areal.gateway.routing import READING_AGE_S, Directory, Run
 from areal.gateway.state import RunFacts
 from areal.store import open_store
-from areal.web.auth import DEFAULT_ADMIN_KEY, SessionKeys, load_or_create_signing_key
+from areal.web.auth import DEFAULT_ADMIN_KEY, DEFAULT_INTERNAL_TOKEN, SessionKeys, load_or_create_signing_key
 
 _LOOK_EVERY_S = 1.0  # how often the controller's process is looked at
 
@@ -75,13 +75,18 @@ class Attachment:
                     f"the default admin key {DEFAULT_ADMIN_KEY!r} works on loopback only; "
                     "set rollout.agent.admin_api_key, or bind the gateway to 127.0.0.1"
                 )
-            protect(facts.admin_api_key)
+            if not self._loopback and facts.internal_token == DEFAULT_INTERNAL_TOKEN:
+                raise ConfigError(
+                    f"the internal token {DEFAULT_INTERNAL_TOKEN!r} works on loopback only, because everybody knows it; "
+                    "set rollout.agent.internal_token to a secret of your own, or bind the gateway to 127.0.0.1"
+                )
+            protect(facts.admin_api_key, facts.internal_token)
             async with AsyncExitStack() as opening:
                 store = await opening.enter_async_context(await open_store(facts.store_url))
                 keys = SessionKeys(load_or_create_signing_key(Path(facts.signing_key_path)))
                 directory = Directory(store.registry, reading_age_s=self._reading_age_s)
                 before, self._open = self._open, opening.pop_all()
-            self._run = Run(facts.run_id, directory, keys, facts.admin_api_key, facts.model_names)
+            self._run = Run(facts.run_id, directory, keys, facts.admin_api_key, facts.model_names, facts.internal_token)
             self._facts, self._looked_at = facts, float("-inf")
             await before.aclose()
             if facts.admin_api_key == DEFAULT_ADMIN_KEY:

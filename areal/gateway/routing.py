@@ -4,8 +4,8 @@
 
 The key says the logical worker, the store's registry says where that worker lives now; nothing else is kept, so any
 number of gateways stand side by side and restart freely. A reading of the registry is at most a second old. New sessions
-go to the live worker with the fewest running sessions, counting those that this gateway has just sent. Router is the
-seam for keys without a worker in them (internal token, implicit sessions: settled 24).
+go to the live worker with the fewest running sessions, counting those that this gateway has just sent. implicit.py is the
+router of the internal token, which has no worker in it (settled 24).
 Errors: InvalidKey, Forbidden, WorkerGone. Used by app.py; attachment.py opens the Run.
 """
 
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -79,6 +80,14 @@ class Directory:
             self._started.clear()
             return self._workers
 
+    async def place_of(self, topic: str) -> Target:
+        """The live worker that a topic always goes to, while it lives (rendezvous hashing). Raises WorkerGone."""
+        workers = await self.live() or await self.live(anew=True)
+        if not workers:
+            raise WorkerGone("no rollout worker is reachable; check that the service runs, then retry")
+        worker = max(workers, key=lambda one: sha256(f"{one.id}\0{topic}".encode("utf-8", "surrogatepass")).digest())
+        return Target(worker.id, worker.url)
+
     async def find(self, worker_id: str) -> Target:
         """Where this logical worker lives now. Raises WorkerGone."""
         for anew in (False, True):
@@ -130,6 +139,7 @@ class Run:
     keys: SessionKeys
     admin_key: str = field(repr=False)
     model_names: tuple[str, ...] = ("default",)
+    internal_token: str | None = field(default=None, repr=False)
 
 
 class Router(Protocol):
@@ -165,12 +175,15 @@ def check_admin(presented: Sequence[str], run: Run, call: str) -> None:
     """Raises Forbidden for a session key, InvalidKey for anything else that is not the admin key."""
     if opens(presented, run.admin_key):
         return
-    if presented and _session_key(presented, run) is not None:
+    if presented and session_key(presented, run) is not None:
         raise Forbidden(f"a session key may not call {call}; use the admin key, rollout.agent.admin_api_key")
+    if opens(presented, run.internal_token):
+        raise Forbidden(f"the internal token may not call {call}; its sessions open and close by themselves")
     raise InvalidKey(f"{call} takes the admin key; check rollout.agent.admin_api_key")
 
 
-def _session_key(presented: Sequence[str], run: Run) -> SessionKey | None:
+def session_key(presented: Sequence[str], run: Run) -> SessionKey | None:
+    """The good session key among those presented, None if there is none."""
     try:
         return run.keys.session_key(presented)
     except InvalidKey:

@@ -89,6 +89,7 @@ def _child(spec: ChildSpec) -> None:
             signing_key_path=job["signing_key_path"],
             admin_api_key=job["admin_api_key"],
             model_names=tuple(job["model_names"]),
+            internal_token=job.get("internal_token"),
         )
         settings = Settings(job["max_body_bytes"], facts)
     except KeyError as error:

@@ -47,6 +47,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     signing_key_path: str
     admin_api_key: str
     model_names: tuple[str, ...] = ("default",)
+    internal_token: str | None = None
     born: str = ""
 
     def __repr__(self) -> str:

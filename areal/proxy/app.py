@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from areal.base.errors import ArealError
 from areal.chat.base import Renderer
 from areal.config.rollout import AgentConfig, GenerationConfig
+from areal.proxy.callers import Callers
 from areal.proxy.control import ControlRoutes
 from areal.proxy.dialects import dialects
 from areal.proxy.dialects.base import CountsTokens, Dialect
@@ -30,7 +31,7 @@ from areal.proxy.recorder import Generates, Recorder
 from areal.proxy.sessions import SessionPolicy, Sessions
 from areal.store.base import Store
 from areal.web.app import Handler, add_route, create_app, send_json
-from areal.web.auth import SessionKeys, opens, presented_keys
+from areal.web.auth import SessionKeys
 from areal.web.error_bodies import openai_error_body
 
 # What clients put before a route: nothing, the SDKs' /v1, S2's /gateway/v1, and the Anthropic SDK's second /v1.
@@ -97,7 +98,8 @@ def build_proxy(parts: ProxyParts) -> Proxy:
         eval_temperature=parts.eval_temperature,
         policy_names=frozenset(parts.policy_names),
     )
-    handlers = _model_routes(parts, sessions, recorder)
+    callers = Callers(parts.store, sessions, parts.keys, worker=parts.worker, agent=parts.agent)
+    handlers = _model_routes(parts, callers, recorder)
     spoken = {path: dialect for path, (dialect, _) in handlers.items()}
 
     def error_body(path: str, error: ArealError, request_id: str) -> Any:
@@ -112,39 +114,34 @@ def build_proxy(parts: ProxyParts) -> Proxy:
     app = create_app("areal proxy", max_body_bytes=parts.agent.max_body_bytes, error_body=error_body, lifespan=lifespan)
     for path, (_, handler) in handlers.items():
         add_route(app, path, handler)
-    _add_probes(app, parts, sessions)
-    ControlRoutes(sessions, parts.store, parts.keys, parts.agent).add_to(app)
+    _add_probes(app, parts, sessions, callers)
+    ControlRoutes(sessions, parts.store, callers, parts.keys, parts.agent).add_to(app)
     return Proxy(app, sessions, recorder)
 
 
-def _model_routes(parts: ProxyParts, sessions: Sessions, recorder: Recorder) -> dict[str, tuple[Dialect, Handler]]:
+def _model_routes(parts: ProxyParts, callers: Callers, recorder: Recorder) -> dict[str, tuple[Dialect, Handler]]:
     """Every path under which a model is called, with the dialect spoken there."""
     found: dict[str, tuple[Dialect, Handler]] = {}
     for dialect in dialects():
-        answer = ModelRoute(dialect, sessions, recorder, parts.keys, hold_s=parts.hold_s, ping_s=parts.ping_s)
+        answer = ModelRoute(dialect, callers, recorder, hold_s=parts.hold_s, ping_s=parts.ping_s)
         for prefix in PREFIXES:
             found |= {prefix + route: (dialect, answer) for route in dialect.routes}
             if isinstance(dialect, CountsTokens):
-                count = CountRoute(dialect, dialect, sessions, recorder, parts.keys)
+                count = CountRoute(dialect, dialect, callers, recorder)
                 found |= {prefix + route: (dialect, count) for route in dialect.count_routes}
     return found
 
 
-def _add_probes(app: FastAPI, parts: ProxyParts, sessions: Sessions) -> None:
+def _add_probes(app: FastAPI, parts: ProxyParts, sessions: Sessions, callers: Callers) -> None:
     """What clients ask before and beside model calls."""
     models = _models(parts.policy_names)
 
-    def require_key(scope: Scope) -> None:
-        presented = presented_keys(scope["headers"])
-        if not opens(presented, parts.agent.admin_api_key):
-            parts.keys.session_key(presented)
-
     async def list_models(scope: Scope, receive: Receive, send: Send) -> None:
-        require_key(scope)
+        callers.probes(scope["headers"])
         await send_json(send, models)
 
     async def one_model(scope: Scope, receive: Receive, send: Send) -> None:
-        require_key(scope)
+        callers.probes(scope["headers"])
         name = scope["path_params"]["name"]
         known = next((one for one in models["data"] if one["id"] == name), None)
         await send_json(send, known or {**models["data"][0], "id": name})  # any name is served by the policy

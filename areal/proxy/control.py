@@ -1,9 +1,9 @@
 """The control routes of a worker: start, reward, end, look at and export sessions.
 
-    ControlRoutes(sessions, store, keys, agent).add_to(app)
+    ControlRoutes(sessions, store, callers, keys, agent).add_to(app)
 
-Two key classes: the admin key opens start_session and export_trajectories, a session key the rest; the wrong class is 403, no
-good key 401. Bodies are read field by field, so that NaN, "1.0" or true is no reward (T043) and an earlier reward stays. With
+Two key classes: the admin key opens start_session and export_trajectories, a session key the rest (or the internal token, for the
+session that its topic names); the wrong class is 403, no good key 401. Bodies are read field by field, so that NaN, "1.0" or true is no reward (T043) and an earlier reward stays. With
 `rollout.agent.reward_key: admin` only the admin key rewards, naming the session. Keys are never logged. Used by app.py.
 """
 
@@ -21,6 +21,7 @@ from areal.base.errors import BadRequest, Forbidden, InvalidKey, NotFound
 from areal.base.types import ExportStyle, Purpose
 from areal.config.rollout import AgentConfig
 from areal.proxy import records
+from areal.proxy.callers import Callers
 from areal.proxy.dialects import fields
 from areal.proxy.model_routes import decode_json
 from areal.proxy.sessions import Sessions, StartRequest
@@ -36,9 +37,12 @@ MOST_TAGS = 32
 class ControlRoutes:
     """The `/rl/...` routes as FastAPI handlers."""
 
-    def __init__(self, sessions: Sessions, store: Store, keys: SessionKeys, agent: AgentConfig) -> None:
+    def __init__(
+        self, sessions: Sessions, store: Store, callers: Callers, keys: SessionKeys, agent: AgentConfig
+    ) -> None:
         self._sessions = sessions
         self._store = store
+        self._callers = callers
         self._keys = keys
         self._agent = agent
 
@@ -68,21 +72,21 @@ class ControlRoutes:
                 raise BadRequest("with the admin key, name the session: session_id", param="session_id")
             named = await self._store.sessions.reward(session_id, reward, interaction)
         else:
-            key = self._session_key(request)
+            key = await self._session_key(request, interaction)
             if self._agent.reward_key != "session":
                 raise Forbidden(
-                    "a session key may not reward itself in this run: rewards come from its reward source, or from the admin "
+                    "an agent's key may not reward itself in this run: rewards come from its reward source, or from the admin "
                     "key (rollout.agent.reward_key)"
                 )
             named = await self._sessions.reward(key, reward, interaction)
         return _json({"message": "success", "interaction_id": named, "reward": reward})
 
     async def _end(self, request: Request) -> Response:
-        session = await self._sessions.end(self._session_key(request))
+        session = await self._sessions.end(await self._session_key(request))
         return _json({"message": "success", "session_id": session.id, "interaction_count": session.interaction_count})
 
     async def _look(self, request: Request) -> Response:
-        session, in_flight = await self._sessions.look(self._session_key(request))
+        session, in_flight = await self._sessions.look(await self._session_key(request))
         interactions = await self._store.sessions.interactions(session.id)
         return _json(records.summary(session, interactions, in_flight))
 
@@ -104,8 +108,8 @@ class ControlRoutes:
             records.exported(session, interactions, style, self._agent.turn_discount if discount is None else discount)
         )
 
-    def _session_key(self, request: Request) -> SessionKey:
-        return self._keys.session_key(_keys(request))
+    async def _session_key(self, request: Request, interaction_id: str | None = None) -> SessionKey:
+        return await self._callers.key(request.scope["headers"], interaction_id)
 
     def _require_admin(self, request: Request, call: str) -> None:
         presented = _keys(request)

@@ -44,6 +44,9 @@ class Conversation:
         self._bodies: dict[bytes, list[str]] = {}
         self._openings: dict[bytes, set[bytes]] = {}  # first messages seen, each with its tools
         self._undelivered: set[str] = set()
+        self._replies: set[bytes] = set()
+        self._continued: set[str] = set()  # interactions that another one goes on from
+        self._calls: set[str] = set()  # ids of answers, whatever the number of their choices
         self._next_index = 0
         self.first_model: str | None = None
         for interaction in sorted(interactions, key=lambda one: one.index):
@@ -67,6 +70,10 @@ class Conversation:
         reply = self._messages.setdefault(interaction.reply, interaction.reply)
         interaction = replace(interaction, messages=messages, reply=reply)
         self._by_id[interaction.id] = interaction
+        self._calls.add(interaction.id.partition("#")[0])
+        self._replies.add(message_key(reply))
+        if interaction.credit_parent is not None:
+            self._continued.add(interaction.credit_parent)
         self._next_index = max(self._next_index, interaction.index + 1)
         if self.first_model is None:
             self.first_model = interaction.model
@@ -74,6 +81,24 @@ class Conversation:
         self._ends.setdefault(chain[-1], []).append(interaction.id)
         self._bodies.setdefault(_body(chain[-2], interaction.model), []).append(interaction.id)
         self._openings.setdefault(message_key(interaction.messages[0]), set()).add(tools_key(interaction.tools))
+
+    @property
+    def calls(self) -> int:
+        """How many model calls were recorded; an answer with several choices is one."""
+        return len(self._calls)
+
+    def belongs(self, call: ModelCall) -> int:
+        """How surely a call belongs here that says nothing but its messages; 0: it is of another conversation.
+
+        3: it continues an answer that nothing has continued yet, or repeats one that was not delivered. 2: it continues an
+        answer. 1: the last answer in it is one of ours, though what stands before has changed."""
+        found = self.continued_by(call)
+        if self.superseded_by(call) or any(one.id not in self._continued for one in found):
+            return 3
+        if found or call.previous in self._by_id:
+            return 2
+        last = next((one for one in reversed(call.messages) if one.role == "assistant"), None)
+        return int(last is not None and message_key(last) in self._replies)
 
     def retag(self, interaction_id: str, tag: Tag) -> None:
         one = self._by_id[interaction_id]

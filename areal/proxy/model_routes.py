@@ -1,7 +1,7 @@
 """The model routes: plain-ASGI handlers of each dialect, between the socket and the recorder.
 
-    add_route(app, "/v1/messages", ModelRoute(dialect, sessions, recorder, keys))
-    add_route(app, "/v1/messages/count_tokens", CountRoute(dialect, dialect, sessions, recorder, keys))
+    add_route(app, "/v1/messages", ModelRoute(dialect, callers, recorder))
+    add_route(app, "/v1/messages/count_tokens", CountRoute(dialect, dialect, callers, recorder))
 
 The call runs as a task of its own and puts its events into a mailbox; this side writes them out as they come. A failure before
 the first token keeps its true status; a stream's headers are held for it up to hold_s, then 200 and a comment every ping_s (settled
@@ -19,12 +19,13 @@ from starlette.types import Receive, Scope, Send
 
 from areal.base.errors import ArealError, BadRequest, InvalidKey
 from areal.base.types import ModelCall
+from areal.proxy.callers import Callers
 from areal.proxy.dialects.base import Answer, CountsTokens, Dialect, Done, Event, Failed
+from areal.proxy.implicit import Guest
 from areal.proxy.live import LiveSession
 from areal.proxy.recorder import Recorder
-from areal.proxy.sessions import Sessions
 from areal.web.app import as_areal_error, end_response, request_id, send_chunk, send_json, start_event_stream
-from areal.web.auth import SessionKey, SessionKeys, presented_keys
+from areal.web.auth import SessionKey
 from areal.web.body import ClientGone, disconnected, read_body
 
 _log = logging.getLogger("areal.proxy")
@@ -52,23 +53,21 @@ class ModelRoute:
     def __init__(
         self,
         dialect: Dialect,
-        sessions: Sessions,
+        callers: Callers,
         recorder: Recorder,
-        keys: SessionKeys,
         *,
         hold_s: float = HOLD_S,
         ping_s: float = PING_S,
     ) -> None:
         self._dialect = dialect
-        self._sessions = sessions
+        self._callers = callers
         self._recorder = recorder
-        self._keys = keys
         self._hold_s = hold_s
         self._ping_s = ping_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key, call = await _read_call(self._dialect, self._keys, scope, receive)
-        running = _Running(self._dialect, self._sessions, self._recorder, key, call, request_id(scope))
+        who, call = await _read_call(self._dialect, self._callers, scope, receive)
+        running = _Running(self._dialect, self._callers, self._recorder, who, call, request_id(scope))
         gone = asyncio.ensure_future(disconnected(receive))
         gone.add_done_callback(lambda _: running.mailbox.put_nowait(None))
         try:
@@ -124,39 +123,42 @@ class ModelRoute:
 class CountRoute:
     """ASGI handler of a dialect's token counting: the same body as a call, nothing sampled, nothing recorded."""
 
-    def __init__(
-        self, dialect: Dialect, form: CountsTokens, sessions: Sessions, recorder: Recorder, keys: SessionKeys
-    ) -> None:
+    def __init__(self, dialect: Dialect, form: CountsTokens, callers: Callers, recorder: Recorder) -> None:
         self._dialect = dialect
         self._form = form
-        self._sessions = sessions
+        self._callers = callers
         self._recorder = recorder
-        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key, call = await _read_call(self._dialect, self._keys, scope, receive)
-        tokens = await self._recorder.count(await self._sessions.of(key), call)
+        who, call = await _read_call(self._dialect, self._callers, scope, receive)
+        tokens = await self._recorder.count(await self._callers.conversation(who, call), call)
         await send_json(send, self._form.format_count(tokens))
 
 
 async def _read_call(
-    dialect: Dialect, keys: SessionKeys, scope: Scope, receive: Receive
-) -> tuple[SessionKey, ModelCall]:
-    key = keys.session_key(presented_keys(scope["headers"]))
+    dialect: Dialect, callers: Callers, scope: Scope, receive: Receive
+) -> tuple[SessionKey | Guest, ModelCall]:
+    who = callers.who(scope["headers"])
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    return key, dialect.parse(decode_json(await read_body(receive)), headers)
+    return who, dialect.parse(decode_json(await read_body(receive)), headers)
 
 
 class _Running:
     """One call as a task, and the mailbox that its events arrive in. None in the mailbox: the client is gone."""
 
     def __init__(
-        self, dialect: Dialect, sessions: Sessions, recorder: Recorder, key: SessionKey, call: ModelCall, name: str
+        self,
+        dialect: Dialect,
+        callers: Callers,
+        recorder: Recorder,
+        who: SessionKey | Guest,
+        call: ModelCall,
+        name: str,
     ) -> None:
         self.call = call
         self.mailbox: asyncio.Queue[Event | None] = asyncio.Queue()
         self._live: LiveSession | None = None
-        self._task = asyncio.create_task(self._run(dialect, sessions, recorder, key), name=name)
+        self._task = asyncio.create_task(self._run(dialect, callers, recorder, who), name=name)
 
     async def next(self) -> Event | None:
         return await self.mailbox.get()
@@ -170,15 +172,15 @@ class _Running:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def _run(self, dialect: Dialect, sessions: Sessions, recorder: Recorder, key: SessionKey) -> None:
+    async def _run(self, dialect: Dialect, callers: Callers, recorder: Recorder, who: SessionKey | Guest) -> None:
         put = self.mailbox.put_nowait
         try:
             task = asyncio.current_task()
             assert task is not None
-            async with sessions.calling(key, task) as live:
+            async with callers.calling(who, self.call, task) as live:
                 self._live = live
                 answer = await recorder.answer(live, self.call, dialect.id_prefix, put, self._task.get_name())
-                put(Done(answer))
+            put(Done(answer))  # after the block: a session that ends with this turn has ended when the client hears it
         except ArealError as error:
             put(Failed(error))
         except asyncio.CancelledError:

@@ -39,6 +39,7 @@ from areal.base.types import (
 )
 from areal.chat.base import Renderer
 from areal.config.rollout import GenerationConfig, SamplingOwner
+from areal.proxy.conversation import Conversation
 from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Event, Started
 from areal.proxy.generation import Generation
 from areal.proxy.live import LiveSession
@@ -121,7 +122,7 @@ class Recorder:
         call = live.conversation.resolved(call)
         side_request = self._is_side_request(live, call)
         first_index = live.conversation.reserve(call.n)
-        plan = await self._plan(live, call)
+        plan = await self._plan(live.conversation, call)
         for lost in live.conversation.superseded_by(call):
             await self._store.sessions.tag(lost.id, "superseded")
             live.conversation.retag(lost.id, "superseded")
@@ -144,16 +145,16 @@ class Recorder:
             live.conversation.undelivered(live.conversation.choices(running.id))
             raise
 
-    async def count(self, live: LiveSession, call: ModelCall) -> int:
+    async def count(self, conversation: Conversation, call: ModelCall) -> int:
         """How many prompt tokens this call would have if it were made now; records nothing, and no prompt is too long."""
         try:
-            plan = await self._plan(live, live.conversation.resolved(call))
+            plan = await self._plan(conversation, conversation.resolved(call))
         except ContextOverflow as error:
             return error.tokens
         return len(plan.prompt.ids)
 
-    async def _plan(self, live: LiveSession, call: ModelCall) -> Plan:
-        candidates, reason = live.conversation.continued_by(call), live.conversation.branch_reason(call)
+    async def _plan(self, conversation: Conversation, call: ModelCall) -> Plan:
+        candidates, reason = conversation.continued_by(call), conversation.branch_reason(call)
         work = partial(make_plan, self._renderer, candidates, call, self._max_context, new_branch=reason)
         if sum(len(message.content) for message in call.messages) < LONG_PROMPT:
             return work()

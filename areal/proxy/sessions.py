@@ -126,12 +126,12 @@ class Sessions:
         with live.calling(task):
             yield live
 
-    async def of(self, key: SessionKey) -> LiveSession:
+    async def of(self, key: SessionKey, *, awake: bool = True) -> LiveSession:
         """The running session under a key, loaded from the store if need be. Held while the key is being refreshed.
 
-        Raises InvalidKey with the reason: never started, ended, expired."""
+        awake: a session that was long idle counts as active. Raises InvalidKey: never started, ended, expired."""
         async with self._lock(key.hash):
-            return await self._load(key.hash)
+            return await self._load(key.hash, awake=awake)
 
     async def reward(self, key: SessionKey, reward: float, interaction_id: str | None) -> str:
         """Set a reward on the last finished answer (all its choices), or on a named answer or choice.
@@ -195,7 +195,7 @@ class Sessions:
     def _lock(self, key_hash: str) -> asyncio.Lock:
         return self._locks.setdefault(key_hash, asyncio.Lock())
 
-    async def _load(self, key_hash: str) -> LiveSession:
+    async def _load(self, key_hash: str, *, awake: bool = True) -> LiveSession:
         row = await self._store.sessions.live(key_hash)
         cached = self._live.get(key_hash)
         if row is None:
@@ -203,7 +203,7 @@ class Sessions:
         if row.ending is not None:
             self._forget(key_hash)
             raise InvalidKey(f"{ENDED_BECAUSE[row.ending]} ({row.id}); start it again with POST /rl/start_session")
-        if self._clock() - row.last_active_at > self._policy.session_timeout_s / 2:
+        if awake and self._clock() - row.last_active_at > self._policy.session_timeout_s / 2:
             await self._store.sessions.touch(row.id)  # before expiry takes it under the call's hands
         # Another worker may have served it meanwhile; our own calls in flight add rows by themselves.
         if (

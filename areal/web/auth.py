@@ -34,6 +34,8 @@ SIGNING_KEY_FILE = "signing.key"
 _SIGNING_KEY_BYTES = 32
 _WORKER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_KEY = 512
+_IMPLICIT = "implicit"  # in the place of the worker: sessions that opened by themselves may be served by any
+_SEALED = "\0sealed\0"  # keeps seals apart from every text that a key signs
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -89,6 +91,22 @@ class SessionKeys:
             except InvalidKey as reason:
                 failure = reason
         raise failure
+
+    def of_topic(self, topic: str, place: int) -> SessionKey:
+        """The key of an implicit session (proxy/implicit.py), the same in every worker. No client ever sees it."""
+        return self.check(self.mint(_IMPLICIT, f"\0implicit\0{place}\0{topic}"))  # request ids hold no zero byte
+
+    def seal(self, text: str) -> str:
+        """The text as a header value that only a holder of the signing secret can make."""
+        body = base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).decode()
+        return f"{body}.{self._mac(_SEALED + body)}"
+
+    def unseal(self, sealed: str) -> str:
+        """The text that was sealed. Raises InvalidKey for what was not sealed with this signing secret."""
+        body, _, mac = sealed.partition(".")
+        if not hmac.compare_digest(self._mac(_SEALED + body).encode(), mac.encode("utf-8", "surrogatepass")):
+            raise InvalidKey("this session hint was not set by the gateway of this run; call the gateway")
+        return base64.urlsafe_b64decode(body).decode("utf-8", "surrogatepass")
 
     def _secret_of(self, request_id: str) -> str:
         # The zero bytes keep this apart from every text that _mac signs.

@@ -188,6 +188,29 @@ ONLINE = ("rollout.agent.mode=online", "actor.path=smollm2-135m")
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
+        ((), None),
+        (("rollout.agent.gateway_host=0.0.0.0", "rollout.agent.admin_api_key=k-0123456789"), "works on loopback only"),
+        (("rollout.agent.internal_token=areal-admin-key",), "is the admin key, which no agent may hold"),
+        (("rollout.agent.internal_token=null",), "only sessions that open by themselves have a last turn"),
+    ],
+)
+def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopback(
+    overrides: tuple[str, ...], says: str | None
+) -> None:
+    path = Path(__file__).resolve().parents[2] / "agent_config.py"
+    config = resolve(None, ["actor.path=smollm2-135m", *overrides], agent_config=path).config
+    assert (config.rollout.agent.gateway_port, config.rollout.agent.max_turns) == (9000, 10)
+    if says is None:
+        refuse_unstartable(config)
+        return
+    with pytest.raises(ConfigError, match=says) as refused:
+        refuse_unstartable(config)
+    assert "gateway-internal-token" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
         (("actor.path=m",), "there is no agent or no tasks"),
         (("rollout.agent.mode=online",), "actor.path is empty"),
         ((*ONLINE, "train_dataset.path=t.jsonl"), "train_dataset.path=t.jsonl: agents that come over HTTP"),
