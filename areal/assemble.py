@@ -149,6 +149,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             found.path if found else await asyncio.to_thread(resolve, config.actor.path) if trains(config) else None
         )
         launch = Launch(config, folder, scheduler, gate, model_dir, run_id)
+        announce("RLTrainer", f"starting the processes of this run; their logs are in {folder.logs}")
         backends, engine = await launch.servers_and_rank(stack, found)
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)

@@ -22,12 +22,14 @@ def finish(folder: RunFolder, metrics_path: Path) -> dict[str, float | int | str
 
     table = read_metrics(metrics_path)
     summary = summarise(table) | {"checkpoint": _checkpoint(folder)}
-    for metric, file in (("train/reward", "reward.png"), ("train/loss", "loss.png")):
-        if table.series(metric).steps:
-            draw([folder.logs], metric, folder.root / file)
+    pictures = [
+        pair for pair in (("train/reward", "reward.png"), ("train/loss", "loss.png")) if table.series(pair[0]).steps
+    ]
+    for metric, file in pictures:
+        draw([folder.logs], metric, folder.root / file)
     write_atomic(folder.root / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
     announce("RLTrainer", _sentence(summary))
-    announce("RLTrainer", f"pictures, summary.json and the checkpoint are in {folder.root}")
+    announce("RLTrainer", f"{'pictures, ' if pictures else ''}summary.json and the checkpoint are in {folder.root}")
     return summary
 
 
@@ -49,7 +51,7 @@ def summarise(table: MetricsTable) -> dict[str, float | int | str | None]:
 def _sentence(summary: dict[str, float | int | str | None]) -> str:
     before, after = summary["eval_reward_before"], summary["eval_reward_after"]
     if isinstance(before, float) and isinstance(after, float):
-        return f"held-out reward (greedy): {before:.3f} before -> {after:.3f} after {summary['steps']} steps"
+        return f"held-out reward: {before:.3f} before -> {after:.3f} after {summary['steps']} steps"
     first, last = summary["train_reward_first"], summary["train_reward_last"]
     if isinstance(first, float) and isinstance(last, float):
         return f"reward of the training batches: {first:.3f} first -> {last:.3f} last of {summary['steps']} steps"
