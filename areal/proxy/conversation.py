@@ -90,10 +90,10 @@ class Conversation:
     def belongs(self, call: ModelCall) -> int:
         """How surely a call belongs here that says nothing but its messages; 0: it is of another conversation.
 
-        3: it continues an answer that nothing has continued yet, or repeats one that was not delivered. 2: it continues an
+        3: it continues an answer that nothing has continued yet, or asks again where no answer arrived. 2: it continues an
         answer. 1: the last answer in it is one of ours, though what stands before has changed."""
         found = self.continued_by(call)
-        if self.superseded_by(call) or any(one.id not in self._continued for one in found):
+        if self.superseded_by(call) or self._cut_off(call) or any(one.id not in self._continued for one in found):
             return 3
         if found or call.previous in self._by_id:
             return 2
@@ -161,6 +161,11 @@ class Conversation:
         if call.retry_count and repeats:
             lost.update(self.choices(repeats[-1].id.partition("#")[0]))
         return [one for one in repeats if one.id in lost]
+
+    def _cut_off(self, call: ModelCall) -> bool:
+        """Whether the newest answer to this very body was aborted."""
+        asked = self._bodies.get(_body(_chain(call.tools, call.messages)[-1], call.model))
+        return asked is not None and "aborted" in self._by_id[asked[-1]].tags
 
     def branch_reason(self, call: ModelCall) -> str:
         """Why a call that continues nothing starts a branch; empty for the session's first."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -84,8 +84,9 @@ class ImplicitSessions:
         if interaction_id is not None:
             named = interaction_id.partition("#")[0]
             for key, row in rows:
-                if row.ending is None and (await self._sessions.of_or_closing(key)).conversation.choices(named):
-                    return key
+                with suppress(InvalidKey):  # ended since the rows were read
+                    if row.ending is None and (await self._sessions.of_or_closing(key)).conversation.choices(named):
+                        return key
         return max(rows, key=lambda one: (one[1].ending is None, one[1].started_at))[0]
 
     async def _admitted(
@@ -120,7 +121,8 @@ class ImplicitSessions:
             if live is None:
                 free = free or (key if row is None or row.ending is not None else None)
                 continue
-            surely = 1 if topic.kind == "hint" else live.conversation.belongs(call)
+            unused = not live.conversation.calls and not live.in_flight  # the call that opened it failed
+            surely = 1 if topic.kind == "hint" or unused else live.conversation.belongs(call)
             if (rank := (surely, not live.in_flight)) > best_rank and surely:
                 best, best_rank = (key, live), rank
         assert free is not None  # the last place was never used

@@ -62,6 +62,7 @@ class Service:
         self.place, self.stack, self.url = place, stack, ""
         self.gateway = AsyncExitStack()
         self.worker_urls: dict[str, str] = {}
+        self.beating: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, agent: AgentConfig, workers: tuple[str, ...], hold_s: float) -> None:
         script = self.place.folder / "script.jsonl"
@@ -86,8 +87,8 @@ class Service:
             )
             url = await self.stack.enter_async_context(serving(build_proxy(parts).app))
             self.worker_urls[name] = url
-            beating = asyncio.create_task(self._beat(name, url))
-            self.stack.callback(beating.cancel)
+            self.beating[name] = asyncio.create_task(self._beat(name, url))
+            self.stack.callback(self.beating[name].cancel)
             await self._heartbeat(name, url)
 
     async def _heartbeat(self, name: str, url: str) -> None:
@@ -160,6 +161,10 @@ class Talk:
         return answer.id
 
 
+async def recorded(service: Service) -> bool:
+    return bool(sessions := await service.sessions()) and sessions[0].interaction_count == 1
+
+
 async def ended(service: Service) -> bool:
     return (await service.sessions())[0].ending is not None
 
@@ -193,6 +198,61 @@ async def test_the_same_task_tried_twice_at_once_is_two_sessions_of_one_task(mak
     sessions = await service.sessions()
     assert [one.interaction_count for one in sessions] == [2, 2, 2]
     assert len({one.task_id for one in sessions}) == 1
+
+
+async def test_a_client_that_moves_its_context_stays_in_its_session(make_service):
+    """As OpenClaw does: what it says about its surroundings moves to the end of the history every turn."""
+    service = await make_service()
+    talk, context = Talk(service, "2+2?"), {"role": "user", "content": "(internal context: Monday)"}
+    talk.messages.append(context)
+    await talk.turn()
+    talk.messages.remove(context)
+    await talk.turn("and 3+3?")
+    other = Talk(service, "2+2?")  # the same task, but an answer that this service never gave
+    other.messages += [{"role": "assistant", "content": "made up"}, {"role": "user", "content": "go on"}]
+    await other.turn()
+    assert [one.interaction_count for one in await service.sessions()] == [2, 1]
+
+
+async def test_an_answer_that_was_not_delivered_is_asked_for_again_in_its_own_session(make_service):
+    service = await make_service()
+    body = {"messages": [{"role": "user", "content": "do it slowly"}], "stream": True}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            f"{service.url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {TOKEN}"}
+        ) as response,
+    ):
+        assert b"data:" in await response.content.readline()
+    await eventually(lambda: recorded(service))
+    await Talk(service, "do it slowly").turn()
+    [session] = await service.sessions()
+    assert session.interaction_count == 2
+
+
+async def test_a_session_whose_first_call_failed_is_the_next_ones(make_service):
+    service = await make_service()
+    talk = Talk(service, "2+2?")
+    with pytest.raises(openai.BadRequestError):
+        await Talk(service, "2+2?").turn("too much for the context " * 500)
+    assert [one.interaction_count for one in await service.sessions()] == [0]
+    await talk.turn()
+    await talk.turn("and?")
+    assert [one.interaction_count for one in await service.sessions()] == [2]
+
+
+async def test_a_session_goes_on_with_another_worker_while_its_own_is_gone(make_service):
+    service = await make_service(workers=("w0", "w1"))
+    talks = [Talk(service, f"{n}+{n}?", **hinted(f"h{n}")) for n in range(4)] + [
+        Talk(service, f"task {n}") for n in range(4)
+    ]
+    await asyncio.gather(*(talk.turn() for talk in talks))
+    assert {one.worker for one in await service.sessions()} == {"w0", "w1"}
+    service.beating["w0"].cancel()
+    await service.place.store.registry.leave("w0")
+    await service.restart_gateway()
+    await asyncio.gather(*(talk.turn("and?") for talk in talks))
+    assert [one.interaction_count for one in await service.sessions()] == [2] * 8
 
 
 async def test_hints_separate_sessions_and_sub_agents_share_one(make_service):
