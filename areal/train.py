@@ -33,7 +33,7 @@ from areal.rollout.batcher import Batch
 from areal.rollout.report import RolloutReporter
 from areal.tools.summary import finish
 
-DEATH_S = 2.0  # a broken link is seen before the end of the process behind it
+DEATH_S = 8.0  # a broken link is seen before the end of the process behind it, on a busy machine long before
 
 
 async def train(run: Run) -> None:
