@@ -220,8 +220,8 @@ class LocalScheduler:
     async def _watch(self, process: LocalProcess) -> None:
         await process.wait()
         if not process.stopped:
-            process.end_tree()  # what it left behind has nobody any more
-            self._deaths.put_nowait(process)
+            self._deaths.put_nowait(process)  # first: looking for what it left behind takes its time
+            process.end_tree()  # which has nobody any more
 
     async def first_death(self) -> Process:
         """The next process that ended although nobody stopped it; each is returned once."""
