@@ -6,7 +6,7 @@ The systems under test are whole: real processes over real sockets, assembled as
 from __future__ import annotations
 
 import asyncio
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from areal.models.dense import DenseNet
 from areal.models.fetch import resolve
 from areal.proxy.recorder import rng_seed
 from areal.rollout.batcher import Batch
-from areal.rollout.datasets import endless, read_tasks
+from areal.rollout.datasets import Task, endless, read_tasks
 
 STEPS = 3
 SAMPLES = 4
@@ -85,6 +85,13 @@ async def steps(run: Run, n: int, keep: Path | None = None) -> list[str]:
     return sessions
 
 
+async def talk(run: Run, sessions: list[str]) -> None:
+    """Eval sessions without a pause, so that every swap finds requests in mid-answer, however slow the trainer is."""
+    for k in count():
+        tasks = [Task(f"talk-{n}", {"x": n, "y": k % 10}) for n in range(2)]
+        sessions += [outcome.session_id for outcome in await run.dispatcher.evaluate(tasks, label=str(k))]
+
+
 async def test_every_recorded_logprob_is_that_of_the_version_it_names_also_across_a_swap_in_mid_request(
     tmp_path,
 ) -> None:
@@ -97,11 +104,15 @@ async def test_every_recorded_logprob_is_that_of_the_version_it_names_also_acros
         "actor.optimizer.lr=1e-3",
         "train_dataset.batch_size=2",
     )
-    async with asyncio.timeout(120), assemble(config, folder) as run:
+    async with asyncio.timeout(300), assemble(config, folder) as run:
+        talked: list[str] = []
+        talking = asyncio.create_task(talk(run, talked))
         trained = await steps(run, 10, keep=tmp_path / "versions")
-        interactions = [one for session in trained for one in await run.store.sessions.interactions(session)]
+        assert not talking.done()
+        talking.cancel()
+        interactions = [one for session in trained + talked for one in await run.store.sessions.interactions(session)]
     mixed = [one for one in interactions if len(set(one.completion.versions.tolist())) > 1]
-    assert mixed, "no request lived through a swap; make the answers longer"
+    assert mixed, "no request lived through a swap"
     base = resolve("tiny-qwen3")
     worst = 0.0
     for one in interactions:
