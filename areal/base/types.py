@@ -29,6 +29,14 @@ Ending = Literal["ended", "refreshed", "expired", "reward_failed", "excluded"]  
 # Why an interaction is not trained although it was recorded; each is counted (`masked(reason)`).
 Tag = Literal["side_request", "superseded", "aborted", "untrainable", "greedy", "constrained", "scripted_history"]
 
+# Why an interaction starts a training row of its own although its session has recorded others. The first line: it is a conversation
+# or a sample of its own, no row was there to go on from. The rest: it leaves a recorded row behind. Meanings: docs/http.md.
+BranchReason = Literal[
+    "new_conversation", "sub_agent", "side_request", "choice", "resampled", "retried", "parallel",
+    "system_changed", "tools_changed", "history_changed", "answer_changed", "fabricated_turn", "context_moved", "turns_dropped",
+    "compacted", "reasoning_stripped", "template_rewrites", "template_arguments", "not_reproducible",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -102,6 +110,7 @@ class ModelCall:
     include_usage: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     retry_count: int = 0  # x-stainless-retry-count: the SDK is sending the same call again
+    agent: str = ""  # which of several agents in one session is calling, where the client says so
     previous: str = ""
     inherits_tools: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
@@ -154,6 +163,24 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Where an interaction's prompt leaves what its session has recorded, and why it does.
+
+    detail: the reason in words. against: the interaction whose prompt and output it is compared with. position: the first prompt
+    token that is another one. before, recorded, requested: decoded tokens, the last ones in common, and from there on what
+    was recorded and what this prompt has (empty: it ends there).
+    """
+
+    reason: BranchReason
+    detail: str = ""
+    against: str = ""
+    position: int = 0
+    before: str = ""
+    recorded: str = ""
+    requested: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Interaction:
     """One finished call inside a session, as the store keeps it.
 
@@ -173,12 +200,16 @@ class Interaction:
     model: str = "default"
     token_parent: str | None = None
     credit_parent: str | None = None
-    branch_reason: str = ""  # why no recorded prefix could be continued; empty for the first turn and continuations
+    fork: Fork | None = None  # None: the session's first, or it goes on from recorded tokens
     reward: float | None = None
     tags: tuple[Tag, ...] = ()
     started_at: float = 0.0  # seconds since the epoch
     finished_at: float = 0.0
     request_id: str = ""  # x-request-id of the HTTP call, the same in the gateway's log and in the answer's headers
+
+    @property
+    def branch_reason(self) -> BranchReason | Literal[""]:
+        return self.fork.reason if self.fork else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from areal.base.types import IntArray, Interaction, Message, Tool
+from areal.base.types import BranchReason, IntArray, Interaction, Message, Tool
 
 if TYPE_CHECKING:
     from areal.chat.stream_parser import StreamParser
@@ -47,10 +47,10 @@ class RenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why a recorded conversation cannot be continued token-exactly: a short reason and where it first differs."""
+    """Why a recorded conversation cannot be continued token-exactly: the reason in words, and its name."""
 
     reason: str
-    at_token: int = 0
+    name: BranchReason
 
 
 class Renderer(Protocol):

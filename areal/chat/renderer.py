@@ -78,10 +78,10 @@ class JinjaRenderer:
     ) -> RenderedPrompt | Mismatch:
         """See Renderer.extend. Raises BadRequest if the template refuses the new messages themselves."""
         if tools_key(recorded.tools) != tools_key(tools):
-            return Mismatch("the tools changed")
+            return Mismatch("the tools changed", "tools_changed")
         reason = difference(recorded, messages)
         if reason:
-            return Mismatch(reason)
+            return Mismatch(reason, "history_changed")
         history, reply = list(recorded.messages), recorded.reply
         new = list(messages[len(history) + 1 :])
         full = self.template.render([*history, reply, *new], tools, kwargs, add_generation_prompt=True)
@@ -90,20 +90,18 @@ class JinjaRenderer:
             bare = self.template.render(history, tools, kwargs, add_generation_prompt=False)
             after = self._after_answer(history, reply, new, tools, kwargs)
         except BadRequest as error:
-            return Mismatch(f"the template refuses part of the conversation: {error}")
+            return Mismatch(f"the template refuses part of the conversation: {error}", "template_rewrites")
         if not full.startswith(opening):
-            at = len(self.tokenizer.encode(_common_prefix(full, opening)))
-            return Mismatch("the template renders the recorded prompt differently once it is answered", at)
-        if after is None or not full.endswith(after):
+            said = "the template renders the recorded prompt differently once it is answered"
             return Mismatch(
-                "the template leaves out the answer, or writes it among other text", len(recorded.prompt_ids)
+                said, "reasoning_stripped" if _thought_lost(history, opening, full) else "template_rewrites"
             )
+        if after is None or not full.endswith(after):
+            return Mismatch("the template leaves out the answer, or writes it among other text", "template_rewrites")
         if opening.startswith(bare) and not self._ends_with(recorded.prompt_ids, opening[len(bare) :]):
-            return Mismatch("the recorded prompt asked for its answer in another way (template arguments changed)")
-        reason = self._rewritten(recorded, full[len(opening) : len(full) - len(after)])
-        if reason:
-            return Mismatch(reason, len(recorded.prompt_ids))
-        return self._joined(recorded, after)
+            said = "the recorded prompt asked for its answer in another way (template arguments changed)"
+            return Mismatch(said, "template_arguments")
+        return self._rewritten(recorded, full[len(opening) : len(full) - len(after)]) or self._joined(recorded, after)
 
     def _after_answer(
         self,
@@ -132,8 +130,8 @@ class JinjaRenderer:
             return tail[tail.index(end) :] if end and end in tail else None
         return text.rpartition(_MARKER)[2] if _MARKER in text else None
 
-    def _rewritten(self, recorded: Interaction, answer: str) -> str:
-        """Why `answer`, the template's text of the recorded reply, is not what was sampled; empty if it is.
+    def _rewritten(self, recorded: Interaction, answer: str) -> Mismatch | None:
+        """Why `answer`, the template's text of the recorded reply, is not what was sampled; None if it is.
 
         White space is the template's own affair. With tool calls the sampled JSON is printed anew, so there it is enough
         that nothing of the reply is missing."""
@@ -141,20 +139,21 @@ class JinjaRenderer:
         ids = self._without_end(recorded)
         sampled = _squeezed(self.tokenizer.decode(ids, skip_special=True))
         if shown in (sampled, _squeezed(self.tokenizer.decode(ids, skip_special=False))):
-            return ""
+            return None
+        stripped = Mismatch("the template leaves out the reasoning of earlier turns", "reasoning_stripped")
         if reply.reasoning and _squeezed(reply.reasoning) not in shown:
-            return "the template leaves out the reasoning of earlier turns"
+            return stripped
         if _squeezed(reply.content) not in shown:
             if visible(reply.content) != reply.content.strip():
-                return "the template leaves out the reasoning of earlier turns"
-            return "the template writes the answer differently"
+                return stripped
+            return Mismatch("the template writes the answer differently", "not_reproducible")
         if reply.tool_calls and all(_squeezed(call.name) in shown for call in reply.tool_calls):
-            return ""
+            return None
         if not shown:
-            return "the template leaves out the answer"
+            return Mismatch("the template leaves out the answer", "template_rewrites")
         if sampled.startswith(shown):
-            return "the answer was cut at a stop text, its ids go further"
-        return "the template writes the answer differently"
+            return Mismatch("the answer was cut at a stop text, its ids go further", "not_reproducible")
+        return Mismatch("the template writes the answer differently", "not_reproducible")
 
     def _joined(self, recorded: Interaction, after: str) -> RenderedPrompt:
         """Recorded ids, then the ids of `after` without the end token that was sampled already."""
@@ -213,6 +212,12 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-def _common_prefix(one: str, other: str) -> str:
-    differing = (k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return one[: next(differing, min(len(one), len(other)))]
+def _thought_lost(history: Sequence[Message], before: str, after: str) -> bool:
+    """Whether the reasoning of an earlier answer stands in the one rendering and not in the other."""
+    before, after = _squeezed(before), _squeezed(after)
+    thoughts = (
+        one.reasoning or (one.content.partition("</think>")[0] if "</think>" in one.content else "")
+        for one in history
+        if one.role == "assistant"
+    )
+    return any(one and one in before and one not in after for one in map(_squeezed, thoughts))

@@ -3,7 +3,7 @@
     view = View(store, log_dir, facts)
     await view.overview(); await view.sessions(limit=100, running=None); await view.session("task-1")
 
-Masks, credits and sums come from proxy/export and the store's derived counts, so the page shows what training uses and computes
+Masks, credits and sums come from proxy/export, proxy/statistics and the store's derived counts, so the page shows what training uses and computes
 nothing of its own. Used by server.py.
 """
 
@@ -15,11 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from areal.base.errors import NotFound
 from areal.base.metrics import MetricsTable, read_metrics
 from areal.base.types import Interaction, Message
 from areal.dashboard.run_facts import RunFacts
 from areal.proxy import export
+from areal.proxy.statistics import statistics
 from areal.store.admission import most_running, queue_bound
 from areal.store.base import SessionSummary, Store
 
@@ -88,9 +91,17 @@ class View:
         interactions = await self._store.sessions.interactions(session_id)
         credits = export.discounted_rewards(interactions, self._facts.turn_discount)
         by_id = {one.id: one for one in interactions}
+        found = statistics(summary, interactions)
         return {
             "run": self._facts.name,
             "session": _summary(summary) | {"tags": dict(summary.session.tags), "group": summary.session.group_id},
+            "statistics": {
+                "rows": found.rows,
+                "mergeable": found.mergeable,
+                "merged": found.merged,
+                "branches": found.reasons,
+                "tokens": msgspec.to_builtins(found.tokens),
+            },
             "turn_discount": self._facts.turn_discount,
             "interactions": [
                 self._interaction(one, by_id.get(one.credit_parent or ""), credits[one.id]) for one in interactions
@@ -123,7 +134,7 @@ class View:
             "model": one.model,
             "tags": list(one.tags),
             "masked_for": export.mask_reason(one),
-            "branch_reason": one.branch_reason,
+            "fork": None if one.fork is None else msgspec.to_builtins(one.fork),
             "continues": one.credit_parent,
             "extends_tokens_of": one.token_parent,
             "messages": [_message(message) for message in one.messages[known:]],

@@ -88,7 +88,10 @@ class ControlRoutes:
     async def _look(self, request: Request) -> Response:
         session, in_flight = await self._sessions.look(await self._session_key(request))
         interactions = await self._store.sessions.interactions(session.id)
-        return _json(records.summary(session, interactions, in_flight))
+        summary = await self._store.reading.session(session.id)
+        if summary is None:
+            raise NotFound(f"session {fields.shown(session.id)} was deleted just now; start another one")
+        return _json(records.looked_at(summary, interactions, in_flight))
 
     async def _export(self, request: Request) -> Response:
         self._require_admin(request, "export_trajectories")
@@ -100,12 +103,12 @@ class ControlRoutes:
                 f"style must be one of {', '.join(get_args(ExportStyle))}, not {fields.shown(style)}", param="style"
             )
         discount = fields.number(body, "discount", low=0, high=1)
-        session = await self._store.sessions.get(session_id)
-        if session is None:
+        summary = await self._store.reading.session(session_id)
+        if summary is None:
             raise NotFound(f"there is no session {fields.shown(session_id)}; its id stands in start_session's answer")
         interactions = await self._store.sessions.interactions(session_id)
         return _json(
-            records.exported(session, interactions, style, self._agent.turn_discount if discount is None else discount)
+            records.exported(summary, interactions, style, self._agent.turn_discount if discount is None else discount)
         )
 
     async def _session_key(self, request: Request, interaction_id: str | None = None) -> SessionKey:

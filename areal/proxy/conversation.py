@@ -2,7 +2,7 @@
 
     talk = Conversation(await store.sessions.interactions(session_id))
     found = talk.continued_by(call)          # interactions of the longest recorded prefix, best candidate first
-    repeats = talk.repeats(call)             # earlier answers to the very same body
+    why = talk.divergence(call, found)       # None where it goes on from what is recorded, or is the first
     talk.add(interaction)
 
 A prefix is a chain of hashes over the tools and the canonical messages (chat/canonical.py), so a lookup costs one pass over
@@ -12,14 +12,19 @@ state: no clock, no I/O, one owner (the event loop). Used by recorder.py and ses
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 
 from areal.base.errors import NotFound
 from areal.base.types import Interaction, Message, ModelCall, Tag, Tool
 from areal.chat.canonical import message_key, ordered, tools_key
+from areal.proxy.divergence import Divergence, diverge
 from areal.proxy.export import NOT_A_STEP
+
+MOST_ENDS = 32  # recorded conversations that a call is compared with when it begins a branch, newest first
 
 
 class UnknownAnswer(NotFound):
@@ -42,10 +47,11 @@ class Conversation:
         self._messages: dict[Message, Message] = {}  # every turn brings the whole history again: keep each text once
         self._ends: dict[bytes, list[str]] = {}
         self._bodies: dict[bytes, list[str]] = {}
-        self._openings: dict[bytes, set[bytes]] = {}  # first messages seen, each with its tools
         self._undelivered: set[str] = set()
         self._replies: set[bytes] = set()
         self._continued: set[str] = set()  # interactions that another one goes on from
+        self._extended: set[str] = set()  # interactions whose very tokens another one goes on from
+        self._claimed: Counter[str] = Counter()  # the same of calls that still run
         self._calls: set[str] = set()  # ids of answers, whatever the number of their choices
         self._next_index = 0
         self.first_model: str | None = None
@@ -74,13 +80,14 @@ class Conversation:
         self._replies.add(message_key(reply))
         if interaction.credit_parent is not None:
             self._continued.add(interaction.credit_parent)
+        if interaction.token_parent is not None:
+            self._extended.add(interaction.token_parent)
         self._next_index = max(self._next_index, interaction.index + 1)
         if self.first_model is None:
             self.first_model = interaction.model
         chain = _chain(interaction.tools, (*interaction.messages, interaction.reply))
         self._ends.setdefault(chain[-1], []).append(interaction.id)
         self._bodies.setdefault(_body(chain[-2], interaction.model), []).append(interaction.id)
-        self._openings.setdefault(message_key(interaction.messages[0]), set()).add(tools_key(interaction.tools))
 
     @property
     def calls(self) -> int:
@@ -148,7 +155,7 @@ class Conversation:
         tools = one.tools if call.inherits_tools else call.tools
         return replace(call, messages=(*own, *said, one.reply, *new), tools=tools)
 
-    def repeats(self, call: ModelCall) -> list[Interaction]:
+    def _repeats(self, call: ModelCall) -> list[Interaction]:
         """Earlier answers to the same messages, tools and model that are still steps, oldest first."""
         key = _body(_chain(call.tools, call.messages)[-1], call.model)
         found = [self._by_id[one] for one in self._bodies.get(key, [])]
@@ -156,7 +163,7 @@ class Conversation:
 
     def superseded_by(self, call: ModelCall) -> list[Interaction]:
         """Answers that this call replaces (settled 12): all undelivered ones, and of a retry also the last one."""
-        repeats = self.repeats(call)
+        repeats = self._repeats(call)
         lost = {one.id for one in repeats if one.id in self._undelivered}
         if call.retry_count and repeats:
             lost.update(self.choices(repeats[-1].id.partition("#")[0]))
@@ -167,19 +174,41 @@ class Conversation:
         asked = self._bodies.get(_body(_chain(call.tools, call.messages)[-1], call.model))
         return asked is not None and "aborted" in self._by_id[asked[-1]].tags
 
-    def branch_reason(self, call: ModelCall) -> str:
-        """Why a call that continues nothing starts a branch; empty for the session's first."""
-        if not self._by_id:
-            return ""
-        if self.repeats(call):
-            return "resampled"
+    def divergence(
+        self, call: ModelCall, found: Sequence[Interaction], *, side_request: bool = False
+    ) -> Divergence | None:
+        """Why a call starts a row of its own, where the recorded one stands before it, and `found` (continued_by) cannot help.
+
+        None for the session's first, and for one that goes on where nothing has gone on yet."""
+        if not self._by_id or (found and self._is_free(found[0])):
+            return None
+        asked = self._bodies.get(_body(_chain(call.tools, call.messages)[-1], call.model))
+        if asked is not None:
+            if self.superseded_by(call) or self._cut_off(call):
+                return Divergence(
+                    "retried", "the same call again, after an answer that did not arrive", self._by_id[asked[-1]]
+                )
+            return Divergence("resampled", "the same call again", self._by_id[asked[-1]])
         if call.previous in self._by_id:  # its conversation, under another set-up
-            tools = tools_key(self._by_id[call.previous].tools)
-            return "history_changed" if tools == tools_key(call.tools) else "tools_changed"
-        tools_seen = self._openings.get(message_key(call.messages[0]))
-        if tools_seen is None:
-            return "new_conversation"
-        return "history_changed" if tools_key(call.tools) in tools_seen else "tools_changed"
+            return diverge(call, [self._by_id[call.previous]])
+        ends = [one for one in self._by_id.values() if one.id not in self._extended]
+        why = diverge(call, ends[-MOST_ENDS:])
+        if side_request and not found:
+            return Divergence("side_request", f"it asks for another model, {call.model[:80]!r}", why.against)
+        return why
+
+    @contextmanager
+    def going_on(self, found: Sequence[Interaction]) -> Iterator[None]:
+        """While a call runs that goes on from the first of these, the next one has to start a row of its own."""
+        claimed = [one.id for one in found[:1]]
+        self._claimed.update(claimed)
+        try:
+            yield
+        finally:
+            self._claimed -= Counter(claimed)
+
+    def _is_free(self, one: Interaction) -> bool:
+        return one.id not in self._extended and not self._claimed[one.id]
 
 
 def _chain(tools: Sequence[Tool], messages: Sequence[Message]) -> list[bytes]:

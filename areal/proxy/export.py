@@ -7,7 +7,8 @@
 individual: a row per interaction, prompt masked, output trained. concat: a row per conversation branch on *token*
 prefixes; every open row is tried, so that a sub-agent's turns do not cut the main conversation (T057). Over all rows
 of either style each sampled, unmasked token is trained exactly once. Nothing is re-tokenised, nothing is written.
-Reads: base/types. Used by records.py (what the routes answer), conversation.py, rollout/queue.py (the batch) and dashboard/view.py.
+Reads: base/types. Used by statistics.py (the sums that people see), records.py (what the routes answer),
+conversation.py, rollout/queue.py (the batch) and dashboard/view.py.
 """
 
 from __future__ import annotations
@@ -106,7 +107,20 @@ def rows(
 
     Rows without a token to train are left out (account() counts them). Raw rewards stand beside the discounted ones
     in each row's spans. Unsampled positions have logprob 0, version -1, temperature 1."""
-    credit = discounted_rewards(interactions, turn_discount)
+    built = _built(interactions, style, discounted_rewards(interactions, turn_discount))
+    finished = (row.finish(session) for row in built)
+    return [row for row in finished if row.trained.any()]
+
+
+def branches(interactions: Sequence[Interaction]) -> list[tuple[str, ...]]:
+    """The interaction ids of each concat row, those without a token to train included; the rows of which merging is counted."""
+    return [
+        row.interaction_ids()
+        for row in _built(interactions, "concat", dict.fromkeys((one.id for one in interactions), 0.0))
+    ]
+
+
+def _built(interactions: Sequence[Interaction], style: ExportStyle, credit: Mapping[str, float]) -> list[_Row]:
     built: list[_Row] = []
     for one in sorted(interactions, key=lambda each: each.index):
         if not len(one.prompt_ids):
@@ -116,8 +130,7 @@ def rows(
             row = _Row()
             built.append(row)
         row.append(one, credit[one.id])
-    finished = (row.finish(session) for row in built)
-    return [row for row in finished if row.trained.any()]
+    return built
 
 
 class _Row:
@@ -146,6 +159,9 @@ class _Row:
         self.ids = np.concatenate([self.ids, news, completion.token_ids]).astype(np.int32)
         self._spans.append(Span(one.id, start, start + count, one.reward, credit, bool(mask.any())))
         self.last_id = one.id
+
+    def interaction_ids(self) -> tuple[str, ...]:
+        return tuple(span.interaction_id for span in self._spans)
 
     def _piece(
         self,

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from areal.base.errors import ArealError, BackendError, ContextOverflow, NotFound
 from areal.base.types import (
     FinishReason,
+    Fork,
     GenerateRequest,
     Interaction,
     ModelCall,
@@ -41,6 +42,7 @@ from areal.chat.base import Renderer
 from areal.config.rollout import GenerationConfig, SamplingOwner
 from areal.proxy.conversation import Conversation
 from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Event, Started
+from areal.proxy.divergence import Divergence
 from areal.proxy.generation import Generation
 from areal.proxy.live import LiveSession
 from areal.proxy.plan import Plan, make_plan
@@ -84,6 +86,10 @@ class _Call:
     def interaction_id(self, choice: int) -> str:
         return self.id if self.call.n == 1 else f"{self.id}#{choice}"
 
+    def another_choice(self) -> Fork:
+        """Of every choice but the first: they share the prompt, and one row goes on with one of them."""
+        return Fork("choice", "another choice of one call", self.interaction_id(0), len(self.plan.prompt.ids))
+
 
 class Recorder:
     """Runs and records model calls. One event loop, any number of calls at once.
@@ -122,40 +128,43 @@ class Recorder:
         call = live.conversation.resolved(call)
         side_request = self._is_side_request(live, call)
         first_index = live.conversation.reserve(call.n)
-        plan = await self._plan(live.conversation, call)
-        for lost in live.conversation.superseded_by(call):
-            await self._store.sessions.tag(lost.id, "superseded")
-            live.conversation.retag(lost.id, "superseded")
-        if live.conversation.first_model is None:
-            live.conversation.first_model = call.model
-        running = _Call(
-            id=id_prefix + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(29)),
-            live=live,
-            call=call,
-            plan=plan,
-            sampling=self._complete(call.sampling, len(plan.prompt.ids), live.session.purpose),
-            first_index=first_index,
-            side_request=side_request,
-            emit=emit,
-            request_id=request_id,
-        )
-        try:
-            return running.answer(await self._choices(running))
-        except BaseException:  # the client gets no answer: choices that were finished were not delivered
-            live.conversation.undelivered(live.conversation.choices(running.id))
-            raise
+        found = live.conversation.continued_by(call)
+        why = live.conversation.divergence(call, found, side_request=side_request)
+        with live.conversation.going_on(found):
+            plan = await self._plan(found, call, why)
+            for lost in live.conversation.superseded_by(call):
+                await self._store.sessions.tag(lost.id, "superseded")
+                live.conversation.retag(lost.id, "superseded")
+            if live.conversation.first_model is None:
+                live.conversation.first_model = call.model
+            running = _Call(
+                id=id_prefix + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(29)),
+                live=live,
+                call=call,
+                plan=plan,
+                sampling=self._complete(call.sampling, len(plan.prompt.ids), live.session.purpose),
+                first_index=first_index,
+                side_request=side_request,
+                emit=emit,
+                request_id=request_id,
+            )
+            try:
+                return running.answer(await self._choices(running))
+            except BaseException:  # the client gets no answer: choices that were finished were not delivered
+                live.conversation.undelivered(live.conversation.choices(running.id))
+                raise
 
     async def count(self, conversation: Conversation, call: ModelCall) -> int:
         """How many prompt tokens this call would have if it were made now; records nothing, and no prompt is too long."""
         try:
-            plan = await self._plan(conversation, conversation.resolved(call))
+            call = conversation.resolved(call)
+            plan = await self._plan(conversation.continued_by(call), call)
         except ContextOverflow as error:
             return error.tokens
         return len(plan.prompt.ids)
 
-    async def _plan(self, conversation: Conversation, call: ModelCall) -> Plan:
-        candidates, reason = conversation.continued_by(call), conversation.branch_reason(call)
-        work = partial(make_plan, self._renderer, candidates, call, self._max_context, new_branch=reason)
+    async def _plan(self, found: list[Interaction], call: ModelCall, why: Divergence | None = None) -> Plan:
+        work = partial(make_plan, self._renderer, found, call, self._max_context, why)
         if sum(len(message.content) for message in call.messages) < LONG_PROMPT:
             return work()
         return await asyncio.to_thread(work)
@@ -224,7 +233,7 @@ class Recorder:
             model=call.model,
             token_parent=plan.prompt.parent,
             credit_parent=plan.credit_parent or call.previous or None,  # named, even where its set-up was another
-            branch_reason=plan.branch_reason,
+            fork=plan.fork if index == 0 else running.another_choice(),
             tags=(*tags, *(("side_request",) if running.side_request else ())),
             started_at=running.started_at,
             finished_at=time.time(),

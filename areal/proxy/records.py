@@ -1,10 +1,10 @@
 """Stored sessions as JSON: what `/rl/export_trajectories` and `/rl/session` answer.
 
-    body = exported(session, interactions, style="concat", turn_discount=1.0)
-    body = summary(session, interactions, in_flight=1)
+    body = exported(summary, interactions, style="concat", turn_discount=1.0)
+    body = looked_at(summary, interactions, in_flight=1)
 
 Token-level records, ready for another trainer: ids, one log-prob and one weight version per output token, raw and discounted
-rewards, tags. A log-prob that the backend did not give is null. Pure. Used by control.py.
+rewards, tags; and the session's statistics. A log-prob that the backend did not give is null. Pure. Used by control.py.
 """
 
 from __future__ import annotations
@@ -17,64 +17,67 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from areal.base.types import ExportStyle, FloatArray, Interaction, Session, Trajectory
+from areal.base.types import ExportStyle, FloatArray, Fork, Interaction, Trajectory
 from areal.proxy import export
+from areal.proxy.statistics import statistics
+from areal.store.base import SessionSummary
 
 
 def exported(
-    session: Session, interactions: Sequence[Interaction], style: ExportStyle, turn_discount: float
+    summary: SessionSummary, interactions: Sequence[Interaction], style: ExportStyle, turn_discount: float
 ) -> dict[str, Any]:
     """The whole session: every interaction, the training rows they make, and where the tokens went."""
     credit = export.discounted_rewards(interactions, turn_discount)
+    rows = export.rows(summary.session, interactions, style, turn_discount)
     return {
-        **_head(session, len(interactions)),
+        **_head(summary, interactions),
         "style": style,
         "discount": turn_discount,
         "interactions": [_interaction(one, credit[one.id]) for one in interactions],
-        "trajectories": [_trajectory(row) for row in export.rows(session, interactions, style, turn_discount)],
-        "tokens": _tokens(interactions),
+        "trajectories": [_trajectory(row) for row in rows],
     }
 
 
-def summary(session: Session, interactions: Sequence[Interaction], in_flight: int) -> dict[str, Any]:
-    """Counts only. merge_rate: of the calls that continued a conversation, how many kept its sampled tokens."""
-    continued = [one for one in interactions if one.credit_parent is not None]
-    merged = sum(one.token_parent is not None for one in continued)
-    rewards = [one.reward for one in interactions if one.reward is not None]
+def looked_at(summary: SessionSummary, interactions: Sequence[Interaction], in_flight: int) -> dict[str, Any]:
+    """Counts only. in_flight: model calls that run now."""
     return {
-        **_head(session, len(interactions)),
+        **_head(summary, interactions),
         "in_flight": in_flight,
-        "continued": len(continued),
-        "merge_rate": merged / len(continued) if continued else None,
-        "branches": dict(Counter(one.branch_reason for one in interactions if one.branch_reason)),
         "interaction_tags": dict(Counter(tag for one in interactions for tag in one.tags)),
-        "rewards_set": len(rewards),
-        "reward_sum": sum(rewards),
-        "tokens": _tokens(interactions),
     }
 
 
-def _head(session: Session, count: int) -> dict[str, Any]:
+def _head(summary: SessionSummary, interactions: Sequence[Interaction]) -> dict[str, Any]:
+    """Which session, and its statistics: the same in both answers."""
+    session, found = summary.session, statistics(summary, interactions)
     return {
         "session_id": session.id,
         "task_id": session.task_id,
         "purpose": session.purpose,
         "tags": dict(session.tags),
         "ending": session.ending,
+        "fate": summary.fate,
         "started_at": session.started_at,
         "ended_at": session.ended_at,
-        "interaction_count": count,
+        "interaction_count": found.interactions,
+        "call_count": found.calls,
+        "rows": found.rows,
+        "mergeable": found.mergeable,
+        "merged": found.merged,
+        "merge_rate": found.merge_rate,
+        "branches": found.reasons,
+        "forks": [
+            {"interaction_id": branch.interaction_id, "index": branch.index, **_fork(branch.fork)}
+            for branch in found.branches
+        ],
+        "rewards_set": found.rewards_set,
+        "reward_sum": found.reward_sum,
+        "tokens": {**msgspec.to_builtins(found.tokens), "empty_interactions": found.empty},
     }
 
 
-def _tokens(interactions: Sequence[Interaction]) -> dict[str, Any]:
-    account = export.account(interactions)
-    return {
-        "recorded": account.recorded,
-        "trained": account.trained,
-        "masked": dict(account.masked),
-        "empty_interactions": account.empty,
-    }
+def _fork(fork: Fork) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(fork))
 
 
 def _interaction(one: Interaction, discounted: float) -> dict[str, Any]:
@@ -101,6 +104,7 @@ def _interaction(one: Interaction, discounted: float) -> dict[str, Any]:
         "token_parent": one.token_parent,
         "credit_parent": one.credit_parent,
         "branch_reason": one.branch_reason,
+        "fork": None if one.fork is None else _fork(one.fork),
         "started_at": one.started_at,
         "finished_at": one.finished_at,
         "request_id": one.request_id,

@@ -14,7 +14,7 @@ Everything that returns has been committed with fsync. Counters are derived from
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from areal.base.types import (
@@ -59,14 +59,24 @@ class SessionSummary:
     """A session with its sums, for people. Tokens are sampled ones; reward is the sum of the raw rewards, None if there is none.
 
     fate: running · waiting for its group · accepted · trained at step N · dropped (REASON) · evaluation.
+    drop_reason: why it is never trained, empty where it may be. account: tokens by the reason they are masked for, "" = trained;
+    empty until a step has taken the session.
     """
 
     session: Session
     recorded_tokens: int
-    trained_tokens: int
-    masked_tokens: int
     reward: float | None
     fate: str
+    drop_reason: str = ""
+    account: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def trained_tokens(self) -> int:
+        return self.account.get("", 0)
+
+    @property
+    def masked_tokens(self) -> int:
+        return sum(self.account.values()) - self.trained_tokens
 
 
 class SessionStore(Protocol):

@@ -11,13 +11,13 @@ and a field that it drops is skipped here. Layout changes beyond that are migrat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from areal.base.types import Completion, Interaction, Message, SamplingParams, Tool
+from areal.base.types import BranchReason, Completion, Fork, Interaction, Message, SamplingParams, Tool
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ FACTS = (
 )  # fmt: skip
 RECORDING = (
     "prompt_ids", "token_ids", "logprobs", "versions", "kept_mass", "constrained", "messages", "reply", "tools", "sampling",
+    "fork",
 )  # fmt: skip
 
 
@@ -75,6 +76,7 @@ def encode(interaction: Interaction) -> tuple[dict[str, Any], dict[str, Any]]:
         "reply": to_json(interaction.reply),
         "tools": to_json(interaction.tools),
         "sampling": to_json(interaction.sampling),
+        "fork": "" if interaction.fork is None else to_json(interaction.fork),
     }
     return facts, recording
 
@@ -104,13 +106,22 @@ def decode(row: Mapping[str, Any], session_id: str) -> Interaction:
         model=row["model"],
         token_parent=row["token_parent"],
         credit_parent=row["credit_parent"],
-        branch_reason=row["branch_reason"],
+        fork=_fork(row["fork"], row["branch_reason"]),
         reward=row["reward"],
         tags=from_json(row["tags"], tuple[Any, ...]),
         started_at=row["started_at"],
         finished_at=row["finished_at"],
         request_id=row["request_id"],
     )
+
+
+def _fork(text: str, reason: str) -> Fork | None:
+    """An earlier release kept the reason alone: a name, or a sentence about the template."""
+    if text or not reason:
+        return from_json(text, Fork) if text else None
+    if reason in get_args(BranchReason):
+        return Fork(cast(BranchReason, reason))
+    return Fork("template_rewrites", detail=reason)
 
 
 def _pack(values: npt.ArrayLike, dtype: np.dtype[Any]) -> bytes:

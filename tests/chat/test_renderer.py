@@ -112,7 +112,6 @@ def test_t051_a_template_that_strips_reasoning_makes_a_new_branch(models_by_temp
             outcome = renderer.extend(recorded, messages)
             assert reason(outcome) == "the template leaves out the reasoning of earlier turns"
             assert isinstance(outcome, Mismatch)
-            assert outcome.at_token == len(recorded.prompt_ids)
             fresh = renderer.render(messages)
             assert "add" not in fresh.text
 
@@ -192,8 +191,6 @@ def test_other_ways_a_template_rewrites_history(models_by_template: Models) -> N
     recorded = record(renderer, [QUESTION], sampled, kwargs=off)
     outcome = renderer.extend(recorded, [QUESTION, recorded.reply, NEXT], (), off)
     assert reason(outcome) == "the template renders the recorded prompt differently once it is answered"
-    assert isinstance(outcome, Mismatch)
-    assert 0 < outcome.at_token < len(recorded.prompt_ids)
     assert "template arguments changed" in reason(renderer.extend(recorded, [QUESTION, recorded.reply, NEXT]))
     forgetful = ChatTemplate("{{ messages[-1].content }}>")
     small = JinjaRenderer(Vocabulary({}, []), forgetful)

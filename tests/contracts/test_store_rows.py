@@ -17,6 +17,7 @@ from areal.base.errors import (
 )
 from areal.base.types import (
     Ending,
+    Fork,
     Interaction,
     Message,
     SamplingParams,
@@ -36,7 +37,7 @@ async def test_an_interaction_comes_back_as_it_was(house: Any) -> None:
         tools=(Tool("f", "does", {"type": "object", "properties": {"a": {"enum": [1, None, "x"]}}}),),
         sampling=SamplingParams(max_tokens=5, top_p=0.9, stop=("\n",), stop_token_ids=(2,)),
         token_parent="p",
-        branch_reason="edited history",
+        fork=Fork("history_changed", "message 1 (user) differs", "p", 7, "\ufffd", "a\n", ""),
         tags=("side_request",),
         reward=-0.25,
     )

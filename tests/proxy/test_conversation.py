@@ -33,6 +33,11 @@ def found(talk: Conversation, *messages: Message, tools: tuple[Tool, ...] = TOOL
     return [one.id for one in talk.continued_by(ModelCall(messages, tools))]
 
 
+def why(talk: Conversation, call: ModelCall) -> str:
+    divergence = talk.divergence(call, talk.continued_by(call))
+    return "" if divergence is None else divergence.reason
+
+
 def test_parallel_results_may_come_back_in_any_order_and_arguments_in_any_print() -> None:
     answer = Message("assistant", "cold and warm")
     talk = Conversation([turn(0, (ASKED,), CALLS), turn(1, (ASKED, CALLS, OSLO, ROME), answer)])
@@ -65,11 +70,11 @@ def test_other_tools_are_another_conversation_and_the_reason_says_so() -> None:
     talk = Conversation([turn(0, (ASKED,), Message("assistant", "ok"))])
     more = (ASKED, Message("assistant", "ok"), Message("user", "x"))
     assert found(talk, *more, tools=()) == []
-    assert talk.branch_reason(ModelCall(more, ())) == "tools_changed"
-    assert talk.branch_reason(ModelCall((ASKED, Message("user", "y")), TOOLS)) == "history_changed"
-    assert talk.branch_reason(ModelCall((Message("user", "new"),), TOOLS)) == "new_conversation"
-    assert talk.branch_reason(ModelCall((ASKED,), TOOLS)) == "resampled"
-    assert Conversation().branch_reason(ModelCall((ASKED,), TOOLS)) == ""
+    assert why(talk, ModelCall(more, ())) == "tools_changed"
+    assert why(talk, ModelCall((ASKED, Message("user", "y")), TOOLS)) == "turns_dropped"
+    assert why(talk, ModelCall((Message("user", "new"),), TOOLS)) == "new_conversation"
+    assert why(talk, ModelCall((ASKED,), TOOLS)) == "resampled"
+    assert why(Conversation(), ModelCall((ASKED,), TOOLS)) == ""
 
 
 def test_undelivered_answers_are_superseded_by_any_same_call_delivered_ones_only_by_a_marked_retry() -> None:

@@ -158,7 +158,7 @@ async def test_credit_runs_along_the_chain_where_its_set_up_was_another(make_ser
     third = await ask(service, key, "again", previous_response_id=second["id"], instructions="Be terse.")
     assert (await service.reward(key, 1.0))[0] == 200
     one, two, three = await service.recorded(key)
-    assert [one.branch_reason, two.branch_reason, three.branch_reason] == ["", "tools_changed", "history_changed"]
+    assert [one.branch_reason, two.branch_reason, three.branch_reason] == ["", "tools_changed", "system_changed"]
     assert [one.token_parent, two.token_parent, three.token_parent] == [None, None, None]
     assert [one.credit_parent, two.credit_parent, three.credit_parent] == [None, first["id"], second["id"]]
     _, exported, _ = await service.post("/rl/export_trajectories", {"session_id": "task", "discount": 0.5})

@@ -30,7 +30,7 @@ async def test_t040_a_marked_retry_supersedes_and_the_next_turn_continues_the_ne
     await service.chat(key, "A", "a2", "B")
     one, two, three = await service.recorded(key)
     assert (one.tags, two.tags, three.credit_parent) == (("superseded",), (), second["id"])
-    assert two.branch_reason == "resampled"
+    assert two.branch_reason == "retried"
     assert (await service.reward(key, 1.0))[1]["interaction_id"] == three.id
     _, exported, _ = await service.post("/rl/export_trajectories", {"session_id": "task", "style": "concat"})
     assert exported["tokens"]["masked"] == {"superseded": 2}
@@ -91,7 +91,7 @@ async def test_t050_edited_history_is_a_new_branch_with_a_reason(make_service: A
         *one.prompt_ids.tolist(),
         *one.completion.token_ids.tolist(),
     ]
-    assert (three.token_parent, three.credit_parent, three.branch_reason) == (None, None, "history_changed")
+    assert (three.token_parent, three.credit_parent, three.branch_reason) == (None, None, "answer_changed")
     _, body, _ = await service.post("/rl/export_trajectories", {"session_id": "task", "style": "concat"})
     assert len(body["trajectories"]) == 2
     for row in body["trajectories"]:

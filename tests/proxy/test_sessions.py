@@ -412,5 +412,11 @@ async def test_rl_session_says_where_the_tokens_are(make_service: Any) -> None:
         body = await response.json()
     assert (body["session_id"], body["tags"], body["interaction_tags"]) == ("t", {"user": "ada"}, {"greedy": 1})
     assert body["branches"] == {"new_conversation": 1, "resampled": 1}
-    assert (body["continued"], body["merge_rate"], body["in_flight"]) == (1, 1.0, 0)
-    assert body["tokens"] == {"recorded": 8, "trained": 6, "masked": {"greedy": 2}, "empty_interactions": 1}
+    assert (body["mergeable"], body["merge_rate"], body["in_flight"]) == (1, 1.0, 0)
+    assert body["tokens"] == {
+        "recorded": 8,
+        "trained": 6,
+        "masked": {"greedy": 2},
+        "dropped": {},
+        "empty_interactions": 1,
+    }

@@ -63,7 +63,7 @@ async def test_t051_a_template_that_forgets_reasoning_breaks_the_row_and_not_the
     await service.reward(key, 1.0)
     one, two = await service.recorded(key)
     assert (two.token_parent, two.credit_parent) == (None, first["id"])
-    assert "reasoning" in two.branch_reason
+    assert two.branch_reason == "reasoning_stripped"
     assert len(one.completion.token_ids) == 5
     _, body, _ = await service.post("/rl/export_trajectories", {"session_id": "task", "style": "concat"})
     assert [row["spans"][0]["reward"] for row in body["trajectories"]] == [0.5, 1.0]

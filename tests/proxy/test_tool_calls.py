@@ -231,7 +231,7 @@ async def test_t055_other_arguments_under_the_same_id_are_a_branch_with_its_reas
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "3"}
         await asked(client, False, [*HI, turn, result])
         _, two = await service.recorded(client.api_key)
-    assert (two.token_parent, two.branch_reason) == (None, "history_changed")
+    assert (two.token_parent, two.branch_reason) == (None, "answer_changed")
     assert two.messages[1].tool_calls[0].arguments == '{"a": 2}'
 
 
@@ -308,7 +308,7 @@ async def test_t051_reasoning_templates_of_both_kinds(
     prompt = renderer.tokenizer.decode(two.prompt_ids.tolist(), skip_special=False)
     assert prompt.count("add") == (1 if template == "keeping" else 0)
     assert two.credit_parent == one.id
-    expected = "" if template == "keeping" else "the template leaves out the reasoning of earlier turns"
+    expected = "" if template == "keeping" else "reasoning_stripped"
     assert two.branch_reason == expected
     for style, count in (("individual", 2), ("concat", rows)):
         _, body, _ = await service.post("/rl/export_trajectories", {"session_id": "task", "style": style})

@@ -113,7 +113,8 @@ def echoes(draw: st.DrawFn, reply: Message) -> Message:
 
 
 def planned(renderer: JinjaRenderer, talk: Conversation, call: ModelCall) -> Plan:
-    return make_plan(renderer, talk.continued_by(call), call, 100_000, new_branch=talk.branch_reason(call))
+    found = talk.continued_by(call)
+    return make_plan(renderer, found, call, 100_000, talk.divergence(call, found))
 
 
 def results(data: st.DataObject, calls: Sequence[ToolCall]) -> list[Message]:
@@ -135,13 +136,13 @@ def test_t055_any_tool_conversation_goes_on_from_its_sampled_tokens(name: str, d
             assert plan.credit_parent == last.id
             asked_anew = any(message.role == "user" for message in messages[len(last.messages) + 1 :])
             if name in KEEPING or not asked_anew:
-                assert plan.branch_reason == ""
+                assert plan.fork is None
             if plan.prompt.parent is not None:
                 kept = [*last.prompt_ids.tolist(), *last.completion.token_ids.tolist()]
                 assert plan.prompt.ids[: len(kept)].tolist() == kept
                 assert plan.reused_tokens == len(kept)
             else:
-                assert plan.branch_reason
+                assert plan.fork is not None
         last = sampled(renderer, plan, call, data.draw(answers(name)), index)
         talk.add(last)
         echo = data.draw(echoes(last.reply))
@@ -170,7 +171,9 @@ def test_t051_a_thought_dropped_by_the_client_is_not_dropped_from_the_history() 
     plan = planned(renderer, talk, third)
     assert (plan.prompt.parent, plan.credit_parent) == (None, two.id)  # the earlier thought is no longer in the prompt
     assert "hm" not in plan.prompt.text
-    assert "differently" in plan.branch_reason
+    assert plan.fork is not None
+    assert (plan.fork.reason, plan.fork.against) == ("reasoning_stripped", two.id)
+    assert "hm" in plan.fork.recorded
 
 
 def test_t004_a_template_that_goes_through_arguments_gets_an_object_always() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest
+from areal.base.types import Completion, Fork, Interaction, Limits, Message, SessionRequest
 from areal.store import codec, open_store, store_url
 from areal.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
 
@@ -32,7 +32,8 @@ async def test_a_store_of_the_first_schema_is_read_and_written_on(tmp_path: Path
     )
     facts, recording = codec.encode(interaction("old", "chatcmpl-old"))
     facts |= {"session_seq": 1}
-    del facts["request_id"]
+    del facts["request_id"], recording["fork"]
+    facts["branch_reason"] = "the template leaves out the answer"  # what a reason was then
     for table, row in (("interactions", facts), ("recordings", recording | {"seq": 1})):
         names = ", ".join(row)
         old.execute(f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
@@ -40,6 +41,7 @@ async def test_a_store_of_the_first_schema_is_read_and_written_on(tmp_path: Path
     old.close()
     async with await open_store(store_url(path)) as store:
         [kept] = await store.sessions.interactions("old")
+        assert kept.fork == Fork("template_rewrites", detail="the template leaves out the answer")
         assert (kept.id, kept.request_id, kept.completion.token_ids.tolist()) == ("chatcmpl-old", "", [0, 1, 2])
         await store.training.set_limits(Limits(4, 0, 4))
         await store.sessions.begin(SessionRequest("new", "k2", "w0"))

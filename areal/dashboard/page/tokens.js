@@ -13,7 +13,8 @@ export function sessionPage(data) {
     facts([
       ["fate", one.fate], ["ending", one.ending ?? "running"], ["task", `${one.task} · sample ${one.sample}`],
       ["purpose", one.purpose], ["reward", short(one.reward)], ["worker", one.worker],
-      ["tokens", `${one.recorded} recorded · ${one.trained} trained · ${one.masked} masked`],
+      ["tokens", account(data.statistics.tokens)],
+      ["rows", rows(data.statistics)],
       ["started", new Date(one.started_at * 1000).toLocaleString()], ["turn discount", data.turn_discount],
       ...Object.entries(one.tags),
     ]),
@@ -27,6 +28,31 @@ export function sessionPage(data) {
 function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
+}
+
+/** "36 recorded = 30 trained + 6 masked (greedy 6) + 0 dropped" */
+function account(tokens) {
+  const part = (name, counts) => {
+    const all = Object.entries(counts);
+    const why = all.length ? ` (${all.map(([reason, count]) => `${reason} ${count}`).join(", ")})` : "";
+    return `${all.reduce((sum, [, count]) => sum + count, 0)} ${name}${why}`;
+  };
+  return `${tokens.recorded} recorded = ${tokens.trained} trained + ${part("masked", tokens.masked)} + ${part("dropped", tokens.dropped)}`;
+}
+
+function rows(statistics) {
+  const merged = statistics.mergeable ? ` · ${statistics.merged} of ${statistics.mergeable} turns merged` : "";
+  return `${statistics.rows}${merged}`;
+}
+
+/** Where a turn left what was recorded: the tokens on both sides. */
+function parting(fork) {
+  return element("details", { class: "quiet" },
+    element("summary", {}, fork.detail || fork.reason),
+    element("p", {}, fork.against ? `compared with ${fork.against}, the prompt differs from token ${fork.position} on` : ""),
+    element("pre", {}, `…${fork.before}`),
+    element("pre", {}, `recorded: ${fork.recorded}`),
+    element("pre", {}, `request:  ${fork.requested}`));
 }
 
 function legend(interactions) {
@@ -46,11 +72,12 @@ function turn(one, tip) {
   ];
   const badges = [
     ...one.tags.map((tag) => element("span", { class: "badge" }, tag)),
-    one.branch_reason ? element("span", { class: "badge warn" }, `new branch: ${one.branch_reason}`) : null,
+    one.fork ? element("span", { class: "badge warn" }, `new row: ${one.fork.reason}`) : null,
   ];
   return element("section", { class: one.masked_for ? "turn masked-turn" : "turn" },
     element("h2", {}, `#${one.index} `, element("code", {}, one.id), ...badges),
     element("p", { class: "quiet" }, notes.join(" · ")),
+    one.fork ? parting(one.fork) : null,
     ...one.messages.map((message) => bubble(message)),
     element("div", { class: "bubble assistant" }, element("b", {}, "assistant, as sampled"), tokens(one, tip)),
     ...one.reply.tool_calls.map((call) => element("pre", { class: "call" }, `${call.name}(${call.arguments})`)));

@@ -76,6 +76,7 @@ class AnthropicMessages:
             model=fields.text(body, "model", "default"),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
             retry_count=fields.retry_count(headers),
+            agent=fields.agent_id(headers),
             previous=previous,
             inherits_tools=bool(previous) and not hidden,
         )

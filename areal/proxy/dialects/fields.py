@@ -88,6 +88,11 @@ def unsupported(param: str, remedy: str) -> BadRequest:
     return BadRequest(f"{param} is not supported: {remedy}", param=param, code="unsupported_parameter")
 
 
+def agent_id(headers: Mapping[str, str]) -> str:
+    """Which agent of a session is calling: Claude Code names its sub-agents, and names no main one."""
+    return headers.get("x-claude-code-agent-id", "").strip()
+
+
 def retry_count(headers: Mapping[str, str]) -> int:
     """How often the official SDKs have sent this call before."""
     said = headers.get("x-stainless-retry-count", "")

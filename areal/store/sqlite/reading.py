@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from areal.base.types import Version
+from areal.store import codec
 from areal.store.base import Finished, SessionSummary
 from areal.store.sqlite.database import Database
 from areal.store.sqlite.sessions import SESSION, to_session
@@ -14,8 +15,7 @@ _SUMMARY = SESSION.replace(
     """SELECT s.*,
     (SELECT coalesce(sum(output_tokens), 0) FROM interactions i WHERE i.session_seq = s.seq) AS recorded,
     (SELECT sum(reward) FROM interactions i WHERE i.session_seq = s.seq) AS total_reward,
-    (SELECT coalesce(sum(tokens), 0) FROM token_accounts a WHERE a.session_seq = s.seq AND a.reason = '') AS trained,
-    (SELECT coalesce(sum(tokens), 0) FROM token_accounts a WHERE a.session_seq = s.seq AND a.reason <> '') AS masked,
+    (SELECT json_group_object(reason, tokens) FROM token_accounts a WHERE a.session_seq = s.seq) AS account,
     g.accepted_at AS group_accepted_at, g.drop_reason AS group_drop_reason, g.consumed_step AS group_step,""",
 ).replace("FROM sessions s", "FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq")
 
@@ -84,10 +84,10 @@ def _summaries(connection: sqlite3.Connection, rest: str, value: str | int) -> t
         SessionSummary(
             session=to_session(row),
             recorded_tokens=row["recorded"],
-            trained_tokens=row["trained"],
-            masked_tokens=row["masked"],
             reward=row["total_reward"],
             fate=_fate(row),
+            drop_reason=_drop_reason(row),
+            account=codec.from_json(row["account"], dict[str, int]) if row["group_step"] is not None else {},
         )
         for row in rows.fetchall()
     )
@@ -98,12 +98,17 @@ def _fate(row: sqlite3.Row) -> str:
         return "running"
     if row["purpose"] == "eval":
         return "evaluation"
-    dropped = row["drop_reason"] or row["group_drop_reason"]
+    dropped = _drop_reason(row)
     if dropped:
         return f"dropped ({dropped})"
     if row["group_step"] is not None:
         return f"trained at step {row['group_step']}"
     return "accepted" if row["group_accepted_at"] is not None else "waiting for its group"
+
+
+def _drop_reason(row: sqlite3.Row) -> str:
+    """Of a session that has ended, or whose group was dropped while it ran."""
+    return str(row["drop_reason"] or row["group_drop_reason"] or "")
 
 
 def _tally(connection: sqlite3.Connection, query: str) -> dict[str, int]:
