@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.algorithms import ALGORITHMS
-from areal.algorithms.base import Algorithm
+from areal.algorithms.reward_shaping import Shaping
 from areal.base.atomic import write_atomic
 from areal.base.errors import ConfigError
 from areal.base.logs import announce, open_log
@@ -30,12 +30,14 @@ from areal.base.types import Limits
 from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
+from areal.config.algorithms import resolved
 from areal.config.run import RunConfig
 from areal.config.show import masked_yaml
 from areal.config.startable import refuse_unstartable
 from areal.engine.client import EngineClient
+from areal.engine.credit import Credit
 from areal.inference.backend import Backend
-from areal.launch import Launch, algorithm_name, announce_gateway, trains
+from areal.launch import Launch, announce_gateway, trains
 from areal.models.fetch import resolve
 from areal.models.torch_install import check_torch
 from areal.rollout import metrics as _declared  # noqa: F401  declares the names written by train.py
@@ -69,7 +71,7 @@ class Learner:
     """What turns batches into new weights."""
 
     engine: EngineClient
-    algorithm: Algorithm
+    credit: Credit
     publisher: WeightPublisher
     snapshots: Snapshots
 
@@ -189,10 +191,25 @@ def _learner(
         return None
     return Learner(
         engine=engine,
-        algorithm=ALGORITHMS[algorithm_name(config)],
+        credit=credit_of(config),
         publisher=WeightPublisher(engine, backends, gate),
         snapshots=Snapshots(folder.checkpoints, engine, freq_steps=config.saver.freq_steps, keep=config.saver.keep),
     )
+
+
+def credit_of(config: RunConfig) -> Credit:
+    """How this configuration makes advantages of rewards."""
+    actor = resolved(config)
+    shaping = Shaping(
+        scaling=actor.reward_scaling,
+        bias=actor.reward_bias,
+        clip=actor.reward_clip,
+        mask_truncated=actor.mask_no_eos_with_zero,
+        overlong_tokens=actor.overlong_tokens,
+        overlong_factor=actor.overlong_penalty_factor,
+        overlong_limit=config.gconfig.max_new_tokens or 0,
+    )
+    return Credit(ALGORITHMS[actor.algorithm], shaping)
 
 
 def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
@@ -203,6 +220,7 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
         gate,
         store.training,
         batch_groups=config.train_dataset.batch_size,
+        informative=credit_of(config).informative if resolved(config).dynamic_sampling else None,
         stale=policy if policy != "auto" else "mask" if agent.mode == "online" else "drop",
         say=lambda text: announce("RLTrainer", text),
     )

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from areal.base.logs import announce, warn
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Job, Process, Scheduler
+from areal.config.algorithms import resolved
 from areal.config.backend_spec import parse_backend
 from areal.config.run import RunConfig
 from areal.engine.client import EngineClient
@@ -44,13 +45,6 @@ _GIVE_MEMORY_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**2
 def trains(config: RunConfig) -> bool:
     """Whether there is a model to train. Without one (scripted backend, no actor.path) sessions are only recorded."""
     return bool(config.actor.path)
-
-
-def algorithm_name(config: RunConfig) -> str:
-    """auto: compare samples of one task with each other where there are several, else normalise over the batch."""
-    if config.actor.algorithm != "auto":
-        return config.actor.algorithm
-    return "grpo" if config.gconfig.n_samples > 1 else "ppo"
 
 
 def threads_of(configured: int, config: RunConfig) -> int:
@@ -126,9 +120,9 @@ class Launch:
 
     def _rank_job(self) -> Job:
         settings = EngineSettings.of(
-            self.config.actor,
+            resolved(self.config),
             model_dir=str(self.model_dir),
-            algorithm=algorithm_name(self.config),
+            fixed_length=self.config.gconfig.max_new_tokens or 0,
             threads=threads_of(self.config.actor.threads, self.config),
             total_steps=self.config.total_train_steps,
             seed=self.config.seed,

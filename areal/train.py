@@ -27,7 +27,6 @@ from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.run import RunConfig
-from areal.engine.credit import training_rows
 from areal.rollout.account import settle
 from areal.rollout.batcher import Batch
 from areal.rollout.report import RolloutReporter
@@ -50,7 +49,7 @@ async def train(run: Run) -> None:
                 break
             waited = time.monotonic() - started
             stats = await learner.engine.train_step(
-                training_rows(batch.groups, learner.algorithm), step=step, current_version=run.gate.current.label
+                learner.credit.rows(batch.groups), step, run.gate.current.label, batch.lags
             )
             version = await learner.publisher.publish(consumed=batch.group_ids)
             await settle(run.store.training, batch)

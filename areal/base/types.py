@@ -222,6 +222,7 @@ class Span:
     raw_reward: float | None
     reward: float  # discounted over the turns that follow: R_i = r_i + turn_discount * R_next
     trained: bool  # False: masked, see the interaction's tags
+    truncated: bool = False  # cut off by a length limit: no end was sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from areal.config.objective import ObjectiveConfig
 from areal.config.section import Section
 
 Dtype = Literal["float32", "bfloat16"]
 LrSchedule = Literal["constant", "linear", "cosine"]
-AlgorithmName = Literal["auto", "grpo", "ppo"]
-LossAggregation = Literal["token_mean", "sequence_mean"]
 
 
 class OptimizerConfig(Section):
@@ -44,22 +43,8 @@ class ModelConfig(Section):
     """Of parameters and compute. bfloat16 halves memory; on CPUs without AMX it is slower."""
 
 
-class ActorConfig(ModelConfig):
+class ActorConfig(ObjectiveConfig, ModelConfig):
     optimizer: OptimizerConfig = OptimizerConfig()
-    algorithm: AlgorithmName = "auto"
-    """auto: group-relative (grpo) where gconfig.n_samples > 1, else ppo with batch-normalised advantages."""
-    eps_clip: float = Field(0.2, gt=0)
-    """The ratio to the proximal policy is clipped below 1 - eps_clip (and above 1 + eps_clip)."""
-    eps_clip_higher: float | None = Field(None, gt=0)
-    """A wider upper clip (DAPO's clip-higher); null = eps_clip."""
-    c_clip: float | None = Field(None, gt=1)
-    """Dual clip: the loss of a negative advantage is at most c_clip * |advantage|; null = off."""
-    use_decoupled_loss: bool = True
-    """Clip against the proximal policy, weight by proximal / behaviour; the right choice whenever lag > 0."""
-    behave_imp_weight_cap: float | None = Field(5.0, gt=0)
-    """Largest weight proximal / behaviour of one token; larger ones are truncated to it. null = no cap."""
-    loss_aggregation: LossAggregation = "token_mean"
-    """token_mean: over all trained tokens of the optimizer step. sequence_mean: over sessions, tokens averaged inside."""
     mini_batch_size: int | None = Field(None, ge=1)
     """Sequences per optimizer mini-batch; null = the whole batch makes one optimizer step."""
     max_tokens_per_mb: int = Field(1024, ge=64)

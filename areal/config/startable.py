@@ -3,7 +3,7 @@
     why_not(config)             # sentences, all of them; --dry-run shows them
     refuse_unstartable(config)  # ConfigError with them, before anything starts
 
-What is not built is supported.py's table; what several keys need of each other stands here. Used by assemble.py and
+What is not built is supported.py's table, what could never learn is learnable.py's; what other keys need of each other stands here. Used by assemble.py and
 command_line.py.
 """
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from areal.base.errors import ConfigError
 from areal.config.backend_spec import parse_backend
+from areal.config.learnable import cannot_learn
 from areal.config.run import RunConfig
 from areal.config.supported import reasons
 
 
 def why_not(config: RunConfig) -> list[str]:
     """One line per reason; empty for what can start."""
-    return reasons(config) + _agents_and_tasks(config) + _model_and_queue(config)
+    return reasons(config) + _agents_and_tasks(config) + _model_and_queue(config) + cannot_learn(config)
 
 
 def refuse_unstartable(config: RunConfig) -> None:

@@ -15,7 +15,7 @@ follows the forest, not the square of the micro-batch. What comes after a row's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from areal.base.errors import TrainingError
+from areal.base.types import FloatArray
 from areal.engine.rows import RowArrays
 
 BLOCK = 256
@@ -50,7 +51,8 @@ class PackedBatch:
     """One micro-batch: n forwarded tokens (ids, positions: int64 [n]) and m predictions (all [m]).
 
     source: packed token that predicts. target: id predicted. row, position: which trained token this is, in the rows given to
-    `pack`. The rest are that token's own numbers. row_tokens: tokens of its rows if each were forwarded by itself."""
+    `pack`. interaction: a number shared by the tokens of one sampled answer. The rest are that token's own numbers; None where
+    its rows have none. row_tokens: tokens of its rows if each were forwarded by itself."""
 
     ids: Tensor
     positions: Tensor
@@ -63,9 +65,11 @@ class PackedBatch:
     behaviour: Tensor
     advantages: Tensor
     weight: Tensor
-    sequence: Tensor
+    interaction: Tensor
     version: Tensor
     proximal: Tensor | None
+    reference: Tensor | None
+    teacher: Tensor | None
     row_tokens: int
 
     def to(self, device: torch.device) -> PackedBatch:
@@ -82,12 +86,13 @@ class PackedBatch:
         return replace(self, blocks=blocks, **moved)
 
 
-def loss_weights(rows: Sequence[RowArrays], aggregation: str) -> list[RowArrays]:
-    """The rows of one optimizer step, each with `weight` [n]: 0 where not trained, 1 in sum over all of them.
+def loss_weights(rows: Sequence[RowArrays], aggregation: str, *, fixed_length: int = 0) -> list[RowArrays]:
+    """The rows of one optimizer step, each with `weight` [n]: 0 where not trained.
 
     token_mean: every trained token weighs the same. sequence_mean: every session (`sequence`) weighs the same, its trained tokens
-    share that. The denominator covers the whole optimizer step, so the split into micro-batches changes nothing.
-    Raises TrainingError if there is no trained token."""
+    share that; in both the sum over all rows is 1. fixed_length: every token weighs 1 / (sessions * fixed_length), whatever
+    the lengths are. The denominator covers the whole optimizer step, so neither micro-batches nor the number of rows a session
+    was split into changes anything. Raises TrainingError if there is no trained token."""
     tokens: Counter[int] = Counter()
     for row in rows:
         tokens[row.sequence] += int(row.trained.sum())
@@ -95,11 +100,13 @@ def loss_weights(rows: Sequence[RowArrays], aggregation: str) -> list[RowArrays]
     if total == 0:
         raise TrainingError("this optimizer step has no trained token; check the masks of its sessions")
     sequences = sum(count > 0 for count in tokens.values())
-    weighted = []
-    for row in rows:
-        denominator = total if aggregation == "token_mean" else sequences * max(1, tokens[row.sequence])
-        weighted.append(replace(row, weight=(row.trained / denominator).astype(np.float32)))
-    return weighted
+    denominators: dict[str, Callable[[RowArrays], int]] = {
+        "token_mean": lambda _: total,
+        "sequence_mean": lambda row: sequences * max(1, tokens[row.sequence]),
+        "fixed_length": lambda _: sequences * fixed_length,
+    }
+    denominator = denominators[aggregation]
+    return [replace(row, weight=(row.trained / denominator(row)).astype(np.float32)) for row in rows]
 
 
 def pack(rows: Sequence[RowArrays], *, max_tokens: int, share_prefixes: bool = True) -> Iterator[PackedBatch]:
@@ -157,9 +164,13 @@ class _Forest:
         def gathered(values: Sequence[npt.NDArray[Any]], dtype: torch.dtype) -> Tensor:
             return torch.from_numpy(np.concatenate([v[t] for v, t in zip(values, at, strict=True)])).to(dtype)
 
+        def optional(values: Sequence[FloatArray | None]) -> Tensor | None:
+            given = [each for each in values if each is not None]
+            return gathered(given, torch.float32) if len(given) == len(values) else None
+
         rows = [row for _, row in self.rows]
-        given = [row.proximal for row in rows if row.proximal is not None]
         counts = [len(t) for t in at]
+        answers = [np.zeros(len(row.ids), np.int64) if row.interactions is None else row.interactions for row in rows]
         return PackedBatch(
             ids=torch.from_numpy(ids).long(),
             positions=torch.from_numpy(depths).long(),
@@ -174,9 +185,11 @@ class _Forest:
             weight=gathered(
                 [np.zeros(len(row.ids)) if row.weight is None else row.weight for row in rows], torch.float32
             ),
-            sequence=torch.from_numpy(np.repeat([row.sequence for row in rows], counts)),
+            interaction=torch.from_numpy(np.repeat(np.arange(len(rows)), counts) << 32) + gathered(answers, torch.long),
             version=gathered([row.versions for row in rows], torch.long),
-            proximal=gathered(given, torch.float32) if len(given) == len(rows) else None,
+            proximal=optional([row.proximal for row in rows]),
+            reference=optional([row.reference for row in rows]),
+            teacher=optional([row.teacher for row in rows]),
             row_tokens=sum(len(path) for path in self.paths),
         )
 

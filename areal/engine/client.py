@@ -11,7 +11,7 @@ one; the rank's last log lines come from its scheduler. What a rank refuses is r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -71,12 +71,14 @@ class EngineClient:
         reply = await self._call(commands.Score(request, list(rows)), request, Scored)
         return [np.frombuffer(values, dtype="<f4").astype(np.float32) for values in reply.logprobs]
 
-    async def train_step(self, rows: Sequence[Row], step: int, current_version: int) -> dict[str, float]:
-        """One training step; stats as in commands.Stepped. current_version: label of the weights that are being trained."""
+    async def train_step(
+        self, rows: Sequence[Row], step: int, current_version: int, lags: Mapping[int, int] | None = None
+    ) -> dict[str, float]:
+        """One training step; stats as in commands.Stepped. current_version: label of the weights that are being trained; lags:
+        how many steps each label in the rows is behind it."""
         request = self._number()
-        return (
-            await self._call(commands.TrainStep(request, list(rows), step, current_version), request, Stepped)
-        ).stats
+        command = commands.TrainStep(request, list(rows), step, current_version, dict(lags or {}))
+        return (await self._call(command, request, Stepped)).stats
 
     async def publish(self, version: int, *, retire: Sequence[int] = ()) -> dict[str, Any]:
         """The manifest of the current weights under this label; labels in `retire` are freed after that."""

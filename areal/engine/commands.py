@@ -14,12 +14,16 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One training row of length n: ids i4[n], trained ?[n], and f4[n] each of behaviour log-probs, advantages,
-    temperatures; versions i4[n]. `sequence` numbers the session inside the batch (rows of one session share it)."""
+    temperatures; versions i4[n]. `sequence` numbers the session inside the batch (rows of one session share it).
+
+    interactions i4[n]: which sampled answer a trained token belongs to; empty = all of this row's are one answer. reference,
+    teacher f4[n]: log-probs of those policies; empty = there is none. For a critic: `advantages` are the returns to
+    predict, `proximal` its values at the start of the step."""
 
     session_id: str
     sequence: int
@@ -30,6 +34,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     temperatures: bytes
     advantages: bytes = b""
     proximal: bytes = b""  # f4[n]; empty = the rank takes its own log-probs at the start of the step
+    interactions: bytes = b""
+    reference: bytes = b""
+    teacher: bytes = b""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -38,19 +45,22 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """Compute the current policy's log-probs of every trained token (the proximal policy)."""
+    """Compute this engine's log-probs of every trained token (a critic's: its values before it)."""
 
     request: int
     rows: list[Row]
 
 
 class TrainStep(msgspec.Struct, frozen=True, tag=True):
-    """One training step: mini-batches, backward, clip, optimizer step(s). current_version: label being trained."""
+    """One training step: mini-batches, backward, clip, optimizer step(s). current_version: label being trained.
+
+    lags: how many steps the weights of each label in `versions` are behind it; labels that are missing count 0."""
 
     request: int
     rows: list[Row]
     step: int
     current_version: int
+    lags: dict[int, int] = {}
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):

@@ -14,9 +14,8 @@ step, weights and moments stay as they are. Single-threaded; worker.py is its pr
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from areal.algorithms import ALGORITHMS, LossInputs, LossSettings
+from areal.algorithms.off_policy import Correction, loglinear
 from areal.base.errors import ConfigError, TrainingError
 from areal.base.types import FloatArray
 from areal.engine import checkpoint
@@ -33,6 +33,7 @@ from areal.engine.model import PolicyNet, load_policy
 from areal.engine.optimizer import Optimizer
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
+from areal.engine.stats import StepStats
 
 
 class TrainEngine:
@@ -44,13 +45,8 @@ class TrainEngine:
         self.policy = policy
         self.settings = settings
         self._algorithm = ALGORITHMS[settings.algorithm]
-        self._loss_settings = LossSettings(
-            eps_clip=settings.eps_clip,
-            eps_clip_higher=settings.eps_clip if settings.eps_clip_higher is None else settings.eps_clip_higher,
-            c_clip=settings.c_clip,
-            use_decoupled_loss=settings.use_decoupled_loss,
-            behave_imp_weight_cap=settings.behave_imp_weight_cap,
-        )
+        self._lags: dict[int, int] = {}
+        self._loss_settings = _loss_settings(settings)
         self._optimizer = Optimizer(policy.named_parameters(), settings.optimizer, total_steps=settings.total_steps)
 
     @classmethod
@@ -69,19 +65,26 @@ class TrainEngine:
         """The current policy's log-probs, one array [n] per row, 0 where not trained."""
         return self._score(self._decoded(rows))
 
-    def train_step(self, rows: Sequence[Row], step: int, current_version: int) -> dict[str, float]:
-        """Train on these rows; returns the stats (commands.Stepped). current_version: label of the weights at the start.
+    def train_step(
+        self, rows: Sequence[Row], step: int, current_version: int, lags: Mapping[int, int] | None = None
+    ) -> dict[str, float]:
+        """Train on these rows; returns the stats (commands.Stepped). current_version: label of the weights at the start. lags: steps
+        that the weights of each label are behind them, for proximal log-probs by `loglinear`.
 
         Raises TrainingError naming the session whose numbers are not finite; the mini-batch at fault is not applied."""
         started = time.monotonic()
         arrays = self._decoded(rows)
-        mini_batches = [loss_weights(part, self.settings.loss_aggregation) for part in self._mini_batches(arrays)]
-        stats = _StepStats(current_version, len(arrays), sum(int(row.trained.sum()) for row in arrays))
+        aggregation, length = self.settings.loss_aggregation, self.settings.fixed_length
+        mini_batches = [loss_weights(part, aggregation, fixed_length=length) for part in self._mini_batches(arrays)]
+        stats = StepStats(current_version, len(arrays), sum(int(row.trained.sum()) for row in arrays))
+        totals = [sum(float(row.weight.sum()) for row in part if row.weight is not None) for part in mini_batches]
         kept = [[row for row in part if not self._skippable(row)] for part in mini_batches]
-        if len(kept) > 1:
+        self._lags = dict(lags or {})
+        if self.settings.prox_logp_method == "recompute" and (len(kept) > 1 or self._algorithm.screen):
             kept = self._with_proximal(kept, stats)
-        for part in kept:
-            self._mini_batch(part, step, stats)
+        for part, total in zip(kept, totals, strict=True):
+            stats.weight_total = total if aggregation == "fixed_length" else 1.0
+            self._mini_batch(self._screened(part, stats), step, stats)
         return stats.result(seconds=time.monotonic() - started, lr=self._optimizer.lr(step))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -144,7 +147,7 @@ class TrainEngine:
                 scored[number][packed.position[own]] = values[own]
         return scored
 
-    def _with_proximal(self, parts: list[list[RowArrays]], stats: _StepStats) -> list[list[RowArrays]]:
+    def _with_proximal(self, parts: list[list[RowArrays]], stats: StepStats) -> list[list[RowArrays]]:
         with torch.no_grad():
             rows = [row for part in parts for row in part]
             missing = [row for row in rows if row.proximal is None]
@@ -154,7 +157,25 @@ class TrainEngine:
             [row if row.proximal is not None else replace(row, proximal=next(fresh)) for row in part] for part in parts
         ]
 
-    def _mini_batch(self, rows: Sequence[RowArrays], step: int, stats: _StepStats) -> None:
+    def _screened(self, rows: list[RowArrays], stats: StepStats) -> list[RowArrays]:
+        """The mini-batch without the weight of what the algorithm leaves out, judged over all of it at once."""
+        if self._algorithm.screen is None or not rows:
+            return rows
+        proximal = np.concatenate([row.proximal[row.trained] for row in rows if row.proximal is not None])
+        behaviour = np.concatenate([row.logprobs[row.trained] for row in rows])
+        kept = self._algorithm.screen(
+            torch.from_numpy(proximal), torch.from_numpy(behaviour), self._loss_settings
+        ).numpy()
+        stats.screened_tokens += int((~kept).sum())
+        ends = np.cumsum([int(row.trained.sum()) for row in rows])
+        screened = []
+        for row, own in zip(rows, np.split(kept, ends[:-1]), strict=True):
+            weight = np.zeros(len(row.ids), np.float32) if row.weight is None else row.weight.copy()
+            weight[row.trained] *= own
+            screened.append(replace(row, weight=weight))
+        return screened
+
+    def _mini_batch(self, rows: Sequence[RowArrays], step: int, stats: StepStats) -> None:
         if not any(row.advantages[row.trained].any() for row in rows):
             return
         stats.updated_rows += len(rows)
@@ -171,7 +192,7 @@ class TrainEngine:
             )
         stats.add_update(applied.grad_norm)
 
-    def _micro_batch(self, packed: PackedBatch, rows: Sequence[RowArrays], stats: _StepStats) -> None:
+    def _micro_batch(self, packed: PackedBatch, rows: Sequence[RowArrays], stats: StepStats) -> None:
         logprobs, entropy = self.policy.logprobs(packed)
         finite = torch.isfinite(logprobs.detach())
         if not finite.all():
@@ -184,21 +205,34 @@ class TrainEngine:
         packed = packed.to(logprobs.device)
         inputs = LossInputs(
             logprobs=logprobs,
-            proximal=logprobs.detach() if packed.proximal is None else packed.proximal,
+            proximal=self._proximal(packed, logprobs),
             behaviour=packed.behaviour,
             advantages=packed.advantages,
             weight=packed.weight,
-            sequence=packed.sequence,
+            interaction=packed.interaction,
+            reference=packed.reference,
+            teacher=packed.teacher,
         )
         loss, loss_stats = self._algorithm.loss(inputs, self._loss_settings)
         loss.backward()  # type: ignore[no-untyped-call]
-        stats.add_micro_batch(packed, inputs, loss.detach(), entropy, loss_stats)
+        loss_stats["entropy"] = (inputs.weight * entropy).sum()
+        known = self.settings.prox_logp_method == "recompute"
+        at_start = inputs.proximal if known else logprobs.detach() if stats.updates == 0 else None
+        stats.add_micro_batch(packed, inputs, loss.detach(), loss_stats, at_start)
+
+    def _proximal(self, packed: PackedBatch, logprobs: Tensor) -> Tensor:
+        if packed.proximal is not None:
+            return packed.proximal
+        if self.settings.prox_logp_method == "recompute":
+            return logprobs.detach()
+        lags = [self._lags.get(label, 0) for label in packed.version.tolist()]
+        return loglinear(packed.behaviour, logprobs, torch.tensor(lags, device=logprobs.device))
 
     def _blame(self, rows: Sequence[RowArrays]) -> str:
         """Which session's gradient is not finite, found by one backward pass per row; only after a step has failed."""
         for row in rows:
             [packed] = self._packs([row])
-            self._micro_batch(packed, [row], _StepStats(-1, 1, 1))
+            self._micro_batch(packed, [row], StepStats(-1, 1, 1))
             finite = all(
                 bool(torch.isfinite(p.grad).all()) for _, p in self.policy.named_parameters() if p.grad is not None
             )
@@ -208,58 +242,9 @@ class TrainEngine:
         return f"the gradient over {len(rows)} rows is not finite although each row's own is"
 
 
-class _StepStats:
-    """Sums over the micro-batches of one step; loss and its stats are means over each mini-batch, averaged over them."""
-
-    def __init__(self, current_version: int, rows: int, trained_tokens: int) -> None:
-        self.current_version = current_version
-        self.rows = rows
-        self.trained_tokens = trained_tokens
-        self.updated_rows = 0
-        self.computed_tokens = 0
-        self._row_tokens = 0
-        self._updates = 0
-        self._grad_norm = 0.0
-        self._sums: dict[str, Tensor] = {}
-        self._maxima: dict[str, float] = defaultdict(float)
-        self._gap_sum = 0.0
-        self._gap_tokens = 0
-
-    def add_micro_batch(
-        self, packed: PackedBatch, inputs: LossInputs, loss: Tensor, entropy: Tensor, loss_stats: dict[str, Tensor]
-    ) -> None:
-        self.computed_tokens += len(packed.ids)
-        self._row_tokens += packed.row_tokens
-        for name, value in {"loss": loss, "entropy": (inputs.weight * entropy).sum(), **loss_stats}.items():
-            if name.endswith("_max"):
-                self._maxima[name] = max(self._maxima[name], float(value))
-            else:
-                self._sums[name] = self._sums[name] + value if name in self._sums else value
-        gap = (inputs.proximal - inputs.behaviour).abs()[packed.version == self.current_version]
-        if len(gap):
-            self._maxima["logprob_gap_max"] = max(self._maxima["logprob_gap_max"], float(gap.max()))
-            self._gap_sum += float(gap.sum())
-            self._gap_tokens += len(gap)
-
-    def add_update(self, grad_norm: float) -> None:
-        self._updates += 1
-        self._grad_norm = max(self._grad_norm, grad_norm)
-
-    def result(self, *, seconds: float, lr: float) -> dict[str, float]:
-        names = ("loss", "entropy", "clip_ratio", "dual_clip_ratio", "approx_kl", "behave_weight_mean")
-        means = {name: float(self._sums[name]) / max(1, self._updates) if name in self._sums else 0.0 for name in names}
-        return means | {
-            "behave_weight_max": self._maxima["behave_weight_max"],
-            "grad_norm": self._grad_norm,
-            "lr": lr,
-            "updates": float(self._updates),
-            "rows": float(self.rows),
-            "skipped_rows": float(self.rows - self.updated_rows),
-            "trained_tokens": float(self.trained_tokens),
-            "computed_tokens": float(self.computed_tokens),
-            "row_tokens": float(self._row_tokens),
-            "logprob_gap_max": self._maxima["logprob_gap_max"],
-            "logprob_gap_mean": self._gap_sum / max(1, self._gap_tokens),
-            "logprob_gap_tokens": float(self._gap_tokens),
-            "seconds": seconds,
-        }
+def _loss_settings(settings: EngineSettings) -> LossSettings:
+    same = {f.name: getattr(settings, f.name) for f in fields(LossSettings) if f.name in EngineSettings.model_fields}
+    higher = settings.eps_clip if settings.eps_clip_higher is None else settings.eps_clip_higher
+    return LossSettings(
+        **same | {"eps_clip_higher": higher}, correction=Correction(**settings.rejection_sampling.model_dump())
+    )

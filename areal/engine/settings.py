@@ -1,9 +1,9 @@
 """What a rank is told at its start, apart from what every child is told: the job's part of the spec file.
 
-    spec = EngineSettings.of(config.actor, model_dir=path, algorithm="grpo", threads=1, total_steps=100, seed=1).spec()
+    spec = EngineSettings.of(resolved(config), model_dir=path, threads=1, total_steps=100, seed=1).spec()
     settings = EngineSettings.model_validate(job)          # in the rank
 
-Everything is resolved here: no `auto`, no 0 threads. No torch. Used by launch.py (writes) and engine/worker.py (reads).
+Everything is resolved here (config/algorithms.py): no `auto`, no open key, no 0 threads. No torch. Used by launch.py (writes) and engine/worker.py (reads).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from areal.config.engine import ActorConfig, Dtype, LossAggregation, OptimizerConfig
+from areal.config.engine import ActorConfig, Dtype, OptimizerConfig
+from areal.config.objective import LossAggregation, ProximalMethod, RejectionSamplingConfig
 from areal.config.run import TransferName
 from areal.config.section import Section
 
@@ -36,15 +37,21 @@ class EngineSettings(Section):
     eps_clip_higher: float | None = None
     c_clip: float | None = None
     use_decoupled_loss: bool = True
-    behave_imp_weight_cap: float | None = 5.0
+    prox_logp_method: ProximalMethod = "recompute"
+    rejection_sampling: RejectionSamplingConfig = RejectionSamplingConfig()
+    sapo_tau_pos: float = 1.0
+    sapo_tau_neg: float = 1.05
+    m2_threshold: float = 0.04
     loss_aggregation: LossAggregation = "token_mean"
+    fixed_length: int = 0
+    """Tokens that fixed_length divides by, per session."""
     mini_batch_size: int | None = None
     max_tokens_per_mb: int = 1024
     gradient_checkpointing: bool = False
 
     @classmethod
     def of(cls, actor: ActorConfig, **resolved: Any) -> Self:
-        """The actor's own keys as they are; `resolved`: model_dir, algorithm, threads, total_steps, seed, deterministic, transfer."""
+        """The actor's own keys as they are; `resolved`: model_dir, threads, total_steps, seed, deterministic, transfer, fixed_length."""
         own = {name: getattr(actor, name) for name in cls.model_fields if name in ActorConfig.model_fields}
         return cls(**(own | resolved))
 

@@ -128,8 +128,9 @@ class RankServer:
         match command:
             case Score(request, rows):
                 return Scored(request, [values.astype("<f4").tobytes() for values in self._engine.score(rows)])
-            case TrainStep(request, rows, step, current_version):
-                return Stepped(request, self._engine.train_step(rows, step=step, current_version=current_version))
+            case TrainStep(request, rows, step, current_version, lags):
+                stats = self._engine.train_step(rows, step=step, current_version=current_version, lags=lags)
+                return Stepped(request, stats)
             case Publish(request, version, retire):
                 manifest = self._source.publish(self._engine.named_tensors(), version)
                 for old in retire:

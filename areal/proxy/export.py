@@ -157,7 +157,8 @@ class _Row:
         temperature = completion.temperature or 1.0
         self._piece(mask, logprobs, completion.versions, np.full(count, temperature))
         self.ids = np.concatenate([self.ids, news, completion.token_ids]).astype(np.int32)
-        self._spans.append(Span(one.id, start, start + count, one.reward, credit, bool(mask.any())))
+        truncated = completion.finish_reason == "length"
+        self._spans.append(Span(one.id, start, start + count, one.reward, credit, bool(mask.any()), truncated))
         self.last_id = one.id
 
     def interaction_ids(self) -> tuple[str, ...]:

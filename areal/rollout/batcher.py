@@ -6,7 +6,8 @@
 
 Too old tokens: `drop` leaves out the whole session (its group goes on with two or more survivors), `mask` leaves out the
 tokens (settled 19). Every loss is counted with its reason. The batch is sorted by task so that the same groups make the
-same step whatever order they came in (settled 17). A surplus stays in the store for the next step (T062).
+same step whatever order they came in (settled 17). With `informative` (dynamic sampling) a group that it finds to say nothing is dropped as zero_variance and its slot opens (T060).
+A surplus stays in the store for the next step (T062).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ SAY_S = 10.0  # a wait longer than this is explained in the log, and again every
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Groups for one training step. reward: mean over sessions of the raw sum.
+    """Groups for one training step. reward: mean over sessions of the raw sum. lags: version label -> steps behind.
 
     accounts: session id -> (trained tokens, masked tokens by reason), for every session of these groups, so that
     recorded = trained + masked holds for each."""
@@ -41,6 +42,7 @@ class Batch:
     lag_max: int
     reward: float
     accounts: dict[str, tuple[int, dict[str, int]]]
+    lags: dict[int, int] = field(default_factory=dict)
 
     @property
     def sessions(self) -> int:
@@ -66,6 +68,7 @@ class Batcher:
         *,
         batch_groups: int,
         stale: Literal["drop", "mask"],
+        informative: Callable[[Group], bool] | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         self._queue = queue
@@ -73,6 +76,7 @@ class Batcher:
         self._training = training
         self._batch_groups = batch_groups
         self._stale = stale
+        self._informative = informative
         self._say = say
 
     async def next_batch(self) -> Batch:
@@ -101,12 +105,16 @@ class Batcher:
         for group in await self._queue.groups():
             await self._gate.learn(int(label) for row in group.trajectories for label in np.unique(row.versions))
             checked, stale = self._check(group)
-            if checked is None:
-                await self._training.drop([group.id], "stale")
+            reason = "stale" if checked is None else "zero_variance" if self._says_nothing(checked) else None
+            if checked is None or reason is not None:
+                await self._training.drop([group.id], reason or "stale")
                 self._gate.opened.set()
             else:
                 found.append((checked, stale))
         return found
+
+    def _says_nothing(self, group: Group) -> bool:
+        return self._informative is not None and not self._informative(group)
 
     def _check(self, group: Group) -> tuple[Group | None, dict[str, int]]:
         """The group without what is too old, and how many tokens that is per session; None where too little is left."""
@@ -132,6 +140,7 @@ class Batcher:
         groups = tuple(sorted((group for group, _ in fresh), key=lambda group: (group.task_id, group.id)))
         rows = [row for group in groups for row in group.trajectories]
         lags = np.concatenate([self._gate.lag(row.versions)[row.trained] for row in rows])
+        labels = np.unique(np.concatenate([row.versions[row.trained] for row in rows]))
         spans = {span.interaction_id: span for row in rows for span in row.spans}  # branches share their history
         reward = sum(span.raw_reward or 0.0 for span in spans.values())
         return Batch(
@@ -144,6 +153,7 @@ class Batcher:
                 for group, stale in fresh
                 for session, n in stale.items()
             },
+            lags=dict(zip(labels.tolist(), self._gate.lag(labels).tolist(), strict=True)),
         )
 
     async def _explain(self, have: int) -> None:

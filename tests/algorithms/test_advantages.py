@@ -1,9 +1,10 @@
-"""Group-relative and batch-normalised advantages against their definition."""
+"""Advantages by comparison against their definition: by group or batch, leave-one-out, divided or not."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.algorithms import Returns
-from areal.algorithms.advantages import batch_normalised, group_relative
+from areal.algorithms.advantages import relative
 from areal.base.errors import ShapeError
+
+group_relative = partial(relative, mean="group", std="group")
+batch_normalised = partial(relative, mean="batch", std="batch")
+VARIANTS = [
+    partial(relative, mean=mean, std=std, leave_one_out=out)
+    for mean in ("group", "batch")
+    for std in (None, "group", "batch")
+    for out in (False, True)
+]
 
 
 def single_turn(*groups: list[float]) -> Returns:
@@ -66,7 +76,7 @@ def test_t067_a_leftover_group_of_one_is_zero() -> None:
     assert group_relative(single_turn([7.0])).tolist() == [0.0]
 
 
-@pytest.mark.parametrize("advantages", [group_relative, batch_normalised])
+@pytest.mark.parametrize("advantages", VARIANTS)
 @pytest.mark.parametrize(("value", "n"), [(0.95, 8), (0.1, 8), (1 / 3, 7), (-12345.678, 5), (0.0, 4)])
 def test_t068_equal_rewards_are_exactly_zero(advantages: object, value: float, n: int) -> None:
     assert advantages(single_turn([value] * n)).tolist() == [0.0] * n  # type: ignore[operator]
@@ -82,6 +92,55 @@ def test_t069_population_deviation_and_singletons() -> None:
     ours = group_relative(single_turn([1.0, 1, 1, 0, 0, 0, 0, 0], [0.7]))
     assert ours[:8].tolist() == pytest.approx([1.2910] * 3 + [-0.7746] * 5, abs=1e-4)
     assert ours[8] == 0
+
+
+def test_t069_leave_one_out_and_a_group_of_one() -> None:
+    rloo = partial(relative, mean="group", std=None, leave_one_out=True)
+    ours = rloo(single_turn([1.0, 1, 1, 0, 0, 0, 0, 0], [0.7]))
+    assert ours[:8].tolist() == pytest.approx([0.7143] * 3 + [-0.4286] * 5, abs=1e-4)
+    assert ours[8] == 0
+
+
+@pytest.mark.parametrize("advantages", VARIANTS)
+def test_t067_t069_a_singleton_is_zero_by_every_comparison(advantages: partial[torch.Tensor]) -> None:
+    assert advantages(single_turn([7.0])).tolist() == [0.0]
+    ours = advantages(single_turn([1.0, 2.0], [3.0]))
+    assert ours.abs().max() < 3  # never 300000
+    assert torch.isfinite(ours).all()
+
+
+def naive_leave_one_out(returns: list[float], group: list[int], session: list[int]) -> list[float]:
+    """Each return less the mean over the other sessions' means; alone: 0."""
+    result = []
+    for r, g, own in zip(returns, group, session, strict=True):
+        turns = defaultdict(list)
+        for value, other, s in zip(returns, group, session, strict=True):
+            turns[s] += [value] if other == g and s != own else []
+        means = [sum(t) / len(t) for t in turns.values() if t]
+        result.append(r - sum(means) / len(means) if means else 0.0)
+    return result
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=14))
+def test_leave_one_out_is_the_definition(entries: list[tuple[int, int, int]]) -> None:
+    returns, group = [value / 4 for value, _, _ in entries], [g for _, g, _ in entries]
+    session = [10 * g + s for _, g, s in entries]
+    batch = Returns(torch.tensor(returns, dtype=torch.float64), torch.tensor(group), torch.tensor(session))
+    ours = relative(batch, mean="group", std=None, leave_one_out=True)
+    assert ours.tolist() == pytest.approx(naive_leave_one_out(returns, group, session), abs=1e-12)
+
+
+def test_the_group_mean_over_the_deviation_of_the_batch() -> None:
+    """Lite PPO: rewards [1, 0] and [3, 1]: mean of the batch 1.25, deviation sqrt(4.75 / 4)."""
+    ours = relative(single_turn([1.0, 0], [3.0, 1]), mean="group", std="batch")
+    std = math.sqrt(sum((r - 1.25) ** 2 for r in (1, 0, 3, 1)) / 4)
+    assert ours.tolist() == pytest.approx([0.5 / std, -0.5 / std, 1 / std, -1 / std], abs=1e-5)
+
+
+def test_without_a_comparison_a_return_is_its_advantage() -> None:
+    batch = single_turn([0.95] * 3, [0.5])
+    assert torch.equal(relative(batch, mean=None, std=None), batch.returns)
 
 
 def test_splitting_a_session_into_turns_changes_nothing() -> None:

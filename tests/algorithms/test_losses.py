@@ -13,10 +13,9 @@ from torch import Tensor
 
 from areal.algorithms import LossInputs, LossSettings
 from areal.algorithms.losses import decoupled_clip
+from areal.algorithms.off_policy import Correction
 
-SETTINGS = LossSettings(
-    eps_clip=0.2, eps_clip_higher=0.2, c_clip=None, use_decoupled_loss=True, behave_imp_weight_cap=5.0
-)
+SETTINGS = LossSettings(eps_clip=0.2, eps_clip_higher=0.2, correction=Correction(upper=5.0))
 
 
 def inputs(new: list[float], prox: list[float], old: list[float], adv: list[float]) -> LossInputs:
@@ -27,7 +26,7 @@ def inputs(new: list[float], prox: list[float], old: list[float], adv: list[floa
         behaviour=torch.tensor(old),
         advantages=torch.tensor(adv),
         weight=torch.full((m,), 1 / max(1, m)),
-        sequence=torch.zeros(m, dtype=torch.long),
+        interaction=torch.zeros(m, dtype=torch.long),
     )
 
 
@@ -40,7 +39,7 @@ def naive(new: float, prox: float, old: float, adv: float, s: LossSettings) -> f
     if s.c_clip is not None and adv < 0:
         loss = min(loss, s.c_clip * abs(adv))
     weight = math.exp(prox - old)
-    return loss * (weight if s.behave_imp_weight_cap is None else min(weight, s.behave_imp_weight_cap))
+    return loss * (weight if s.correction.upper is None else min(weight, s.correction.upper))
 
 
 number = st.floats(-6, -0.01)
@@ -50,7 +49,7 @@ variants = st.builds(
     eps_clip_higher=st.sampled_from([0.2, 0.28]),
     c_clip=st.sampled_from([None, 3.0]),
     use_decoupled_loss=st.booleans(),
-    behave_imp_weight_cap=st.sampled_from([None, 5.0]),
+    correction=st.sampled_from([Correction(upper=None), Correction(upper=5.0)]),
 )
 
 
@@ -85,7 +84,8 @@ def test_stats_and_loss_add_up_over_micro_batches() -> None:
     loss, stats = decoupled_clip(whole, SETTINGS)
     parts = []
     for part in (slice(0, 1), slice(1, 3)):
-        cut: dict[str, Tensor] = {name: getattr(whole, name)[part] for name in LossInputs.__slots__}
+        names = [name for name in LossInputs.__slots__ if getattr(whole, name) is not None]
+        cut: dict[str, Tensor] = {name: getattr(whole, name)[part] for name in names}
         parts.append(decoupled_clip(LossInputs(**cut), SETTINGS))
     assert sum(p[0].item() for p in parts) == pytest.approx(loss.item())
     for name in stats.keys() - {"behave_weight_max"}:

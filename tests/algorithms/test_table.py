@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from areal.algorithms import ALGORITHMS
 from areal.algorithms.schedules import SCHEDULES, learning_rate
-from areal.config.engine import AlgorithmName, LrSchedule
+from areal.config.algorithms import TRAITS
+from areal.config.engine import LrSchedule
+from areal.config.objective import AlgorithmName
 
 
 def test_the_names_in_the_config_are_the_table() -> None:
-    assert set(get_args(AlgorithmName)) - {"auto"} == set(ALGORITHMS)
+    assert set(get_args(AlgorithmName)) - {"auto"} == set(ALGORITHMS) == set(TRAITS)
     assert all(name == algorithm.name for name, algorithm in ALGORITHMS.items())
     assert set(get_args(LrSchedule)) == set(SCHEDULES)
 
@@ -32,3 +35,13 @@ def test_warm_up_then_the_shape() -> None:
 
 def test_no_warm_up_starts_at_the_top() -> None:
     assert rates("linear", 1, warmup_steps=0) == [1.0]
+
+
+def test_every_algorithm_has_its_section_in_the_docs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text()
+    sections = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+    assert [name for name in sections if name in ALGORITHMS] == list(ALGORITHMS)
+    for algorithm in ALGORITHMS:
+        text = page.partition(f"## {algorithm}\n")[2].partition("\n## ")[0]
+        assert "L = " in text or "loss" in text or "grpo" in text
+        assert "http" in text or "same paper" in text, f"{algorithm} has no source"

@@ -19,14 +19,14 @@ from areal.assemble import Run, assemble
 from areal.base.types import GenerateRequest, Group, SamplingParams, Span, TokenChunk, Trajectory
 from areal.chat import load_renderer
 from areal.cluster.run_folder import RunFolder
+from areal.config.algorithms import resolved
 from areal.config.load import load_config
 from areal.config.run import RunConfig
-from areal.engine.credit import training_rows
+from areal.engine.credit import Credit
 from areal.engine.engine import TrainEngine
 from areal.engine.settings import EngineSettings
 from areal.inference.native.engine import Engine
 from areal.inference.native.server import ServerSpec, build_engine
-from areal.launch import algorithm_name
 from areal.models.dense import DenseNet
 from areal.models.fetch import resolve
 from areal.proxy.recorder import rng_seed
@@ -76,9 +76,7 @@ async def steps(run: Run, n: int, keep: Path | None = None) -> list[str]:
     for step in range(n):
         batch = await run.batcher.next_batch()
         sessions += batch.accounts
-        await learner.engine.train_step(
-            training_rows(batch.groups, learner.algorithm), step=step, current_version=run.gate.current.label
-        )
+        await learner.engine.train_step(learner.credit.rows(batch.groups), step, run.gate.current.label, batch.lags)
         if keep is not None:
             await learner.engine.save(str(keep / str(run.gate.next_version().label)), step=step, full=False)
         await learner.publisher.publish(consumed=batch.group_ids)
@@ -164,9 +162,8 @@ class TrainLoop:
         self.sampler: Engine = build_engine(ServerSpec(model_dir=str(model_dir), threads=1, **native))
         self.trainer = TrainEngine.load(
             EngineSettings.of(
-                config.actor,
+                resolved(config),
                 model_dir=str(model_dir),
-                algorithm=algorithm_name(config),
                 threads=1,
                 total_steps=config.total_train_steps,
                 seed=config.seed,
@@ -185,7 +182,7 @@ class TrainLoop:
                 for k, task in enumerate(tasks)
             )
             batch = Batch(groups, 0.0, 0, 0.0, {})
-            rows = training_rows(batch.groups, ALGORITHMS[algorithm_name(self.config)])
+            rows = Credit(ALGORITHMS["grpo"]).rows(batch.groups)
             self.trainer.train_step(rows, step=step, current_version=step)
             self.trainer.save(str(target), step=step, full=False)
             self.sampler.swap(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from areal.algorithms import ALGORITHMS
 from areal.base.errors import ConfigError, TrainingError
 from areal.engine.commands import Row
 from areal.engine.engine import TrainEngine
@@ -87,13 +88,13 @@ def test_a_grpo_step_equals_a_plain_padded_loop(make_engine: MakeEngine, group_r
         assert (ours[name] - tensor).abs().quantile(0.99).item() < 1e-6, name
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
 def test_t073_t074_the_split_into_micro_batches_changes_nothing(
     make_engine: MakeEngine, group_rows: GroupRows, aggregation: str
 ) -> None:
     results = []
     for budget in (10_000, 100, 64):
-        engine = make_engine(max_tokens_per_mb=budget, loss_aggregation=aggregation)
+        engine = make_engine(max_tokens_per_mb=budget, loss_aggregation=aggregation, fixed_length=16)
         results.append(engine.train_step(group_rows(groups=4), 0, 0))
     for other in results[1:]:
         for name in (
@@ -115,6 +116,62 @@ def test_token_mean_and_sequence_mean_differ(make_engine: MakeEngine, group_rows
         how: make_engine(loss_aggregation=how).train_step(rows, 0, 0)["loss"] for how in ("token_mean", "sequence_mean")
     }
     assert by["token_mean"] != pytest.approx(by["sequence_mean"], rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_t073_no_algorithm_s_step_depends_on_micro_batches(
+    make_engine: MakeEngine, group_rows: GroupRows, algorithm: str
+) -> None:
+    results = []
+    for budget in (10_000, 64):
+        engine = make_engine(max_tokens_per_mb=budget, algorithm=algorithm, rejection_sampling={"level": "sequence"})
+        results.append(engine.train_step(group_rows(groups=3), 0, 0))
+    for name in ("loss", "grad_norm", "entropy", "clip_ratio", "behave_weight_mean", "screened_tokens"):
+        assert results[1][name] == pytest.approx(results[0][name], rel=1e-4, abs=1e-6), name
+
+
+def test_fixed_length_divides_by_a_constant_and_its_stats_are_means(
+    make_engine: MakeEngine, group_rows: GroupRows
+) -> None:
+    rows = group_rows(groups=2, turns=False)
+    fixed, mean = (
+        make_engine(loss_aggregation=how, fixed_length=16).train_step(rows, 0, 0)
+        for how in ("fixed_length", "token_mean")
+    )
+    assert fixed["loss"] == pytest.approx(mean["loss"] * mean["trained_tokens"] / (8 * 16), rel=1e-5)
+    assert fixed["entropy"] == pytest.approx(mean["entropy"], rel=1e-5)
+
+
+def test_m2po_leaves_out_the_stalest_tokens_of_the_step(make_engine: MakeEngine, group_rows: GroupRows) -> None:
+    rows = group_rows(groups=2)
+    loose, tight = (make_engine(algorithm="m2po", m2_threshold=t).train_step(rows, 0, 0) for t in (100.0, 0.5))
+    assert loose["screened_tokens"] == 0
+    assert 0 < tight["screened_tokens"] < tight["trained_tokens"]
+    assert tight["computed_tokens"] == 2 * make_engine().train_step(rows, 0, 0)["computed_tokens"]  # proximal first
+
+
+def test_loglinear_needs_no_pass_of_its_own_and_says_how_far_the_sampler_is(
+    make_engine: MakeEngine, group_rows: GroupRows
+) -> None:
+    engine = make_engine(prox_logp_method="loglinear", mini_batch_size=3)
+    rows = recorded_now(engine, group_rows(groups=2), version=4)
+    recompute = make_engine(mini_batch_size=3).train_step(rows, 0, 4)
+    fresh = engine.train_step(rows, 0, 4, {4: 0})
+    assert fresh["computed_tokens"] < recompute["computed_tokens"]
+    assert fresh["logprob_gap_max"] < 1e-5
+    assert 0 < fresh["logprob_gap_tokens"] < recompute["logprob_gap_tokens"]  # only before the first update
+    for name in ("loss", "approx_kl", "behave_weight_max"):  # at lag 0 the proximal policy is the one that sampled
+        assert fresh[name] == pytest.approx(recompute[name], rel=1e-3, abs=1e-5), name
+    stale = make_engine(prox_logp_method="loglinear").train_step(group_rows(), 0, 1, {0: 1, 1: 0})
+    assert stale["approx_kl"] > 0  # half way between: the ratio is not 1 at the start
+
+
+def test_a_rejected_token_has_no_gradient(make_engine: MakeEngine, group_rows: GroupRows) -> None:
+    stats = make_engine(rejection_sampling={"action": "mask", "upper": 1e-4, "lower": None}).train_step(
+        group_rows(), 0, 0
+    )
+    assert stats["rejected_ratio"] > 0.9
+    assert stats["behave_weight_mean"] < 1e-4
 
 
 def test_rows_without_advantage_are_not_computed_and_change_nothing(
@@ -216,7 +273,7 @@ def test_bfloat16_keeps_float32_masters(make_engine: MakeEngine, group_rows: Gro
 def test_a_non_finite_gradient_names_its_session_and_changes_nothing(
     make_engine: MakeEngine, group_rows: GroupRows
 ) -> None:
-    engine = make_engine(behave_imp_weight_cap=None)
+    engine = make_engine(rejection_sampling={"upper": None})
     rows = group_rows()
     n = len(rows[2].ids) // 4
     rows[2] = with_fields(rows[2], advantages=np.full(n, 3e38, "<f4").tobytes())
@@ -253,7 +310,7 @@ def test_tokens_of_another_vocabulary_name_a_session(make_engine: MakeEngine, gr
 
 
 def test_an_unknown_algorithm_lists_the_known(make_engine: MakeEngine) -> None:
-    with pytest.raises(ConfigError, match="no algorithm 'sarsa'; known: grpo, ppo"):
+    with pytest.raises(ConfigError, match=r"no algorithm 'sarsa'; known: cispo, dapo, dr_grpo, grpo, gspo, .*, sapo"):
         make_engine(algorithm="sarsa")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from areal.base import errors
 from areal.base.errors import ArealError
-from areal.config import cluster, engine, rollout
+from areal.config import cluster, objective, rollout
 from areal.config.backend_spec import DIMENSIONS, NAMES, RolloutBackend, TrainBackend
 from areal.config.keys import keys_of
 from areal.config.run import RunConfig, TransferName
@@ -92,7 +92,7 @@ def test_the_names_of_a_choice_are_the_keys_of_its_table() -> None:
     from areal.weights import TRANSFERS
 
     refused = {"scheduler.type": {"slurm", "ray"}, "rollout.backend": {"sglang", "vllm"}}
-    assert set(get_args(engine.AlgorithmName)) == {"auto", *ALGORITHMS}
+    assert set(get_args(objective.AlgorithmName)) == {"auto", *ALGORITHMS}
     assert set(get_args(cluster.SchedulerName)) - refused["scheduler.type"] == set(SCHEDULERS)
     assert set(get_args(RolloutBackend)) - refused["rollout.backend"] == set(BACKENDS)
     assert set(get_args(TransferName)) == set(TRANSFERS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest
+from areal.base.types import Completion, Group, Interaction, Limits, Message, SessionRequest
 from areal.rollout.batcher import Batcher
 from areal.rollout.queue import GroupQueue
 from areal.rollout.staleness import StalenessGate
@@ -74,12 +74,20 @@ def batching(store: Store) -> Callable[..., Awaitable[tuple[StalenessGate, Batch
     """Opens a gate and a batcher on the store; call it again for the next life of the run."""
 
     async def open_batcher(
-        *, batch: int = 2, max_lag: int = 2, n_samples: int = 1, stale: str = "drop", said: list[str] | None = None
+        *,
+        batch: int = 2,
+        max_lag: int = 2,
+        n_samples: int = 1,
+        stale: str = "drop",
+        informative: Callable[[Group], bool] | None = None,
+        said: list[str] | None = None,
     ) -> tuple[StalenessGate, Batcher]:
         limits = Limits(max_concurrent=64, max_lag=max_lag, batch_groups=batch, n_samples=n_samples)
         gate = await StalenessGate.open(store.training, limits, incarnation="test")
         queue = GroupQueue(store, export_style="individual", turn_discount=1.0)
         say = print if said is None else said.append
-        return gate, Batcher(queue, gate, store.training, batch_groups=batch, stale=stale, say=say)
+        return gate, Batcher(
+            queue, gate, store.training, batch_groups=batch, stale=stale, informative=informative, say=say
+        )
 
     return open_batcher

@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
+from areal.algorithms import ALGORITHMS
+from areal.base.errors import NoCapacity
 from areal.base.types import Version
+from areal.engine.credit import Credit
 from areal.rollout.account import settle
 
 
@@ -78,6 +81,34 @@ async def test_t058_a_group_with_nothing_to_train_is_dropped_and_named(store, pl
     assert [group.task_id for group in batch.groups] == ["good"]
     counts = await store.training.counts()
     assert counts.dropped == {"nothing_to_train": 1}
+
+
+async def test_t060_groups_of_equals_are_replaced_and_their_slots_open(store, played, batching) -> None:
+    credit = Credit(ALGORITHMS["dapo"])
+    _, batcher = await batching(batch=4, max_lag=0, n_samples=2, informative=credit.informative)
+    for number in range(4):  # all that lag 0 lets in: three of them say nothing
+        for sample in range(2):
+            await played.session(f"task-{number}", reward=1.0 if number < 3 else float(sample))
+    with pytest.raises(NoCapacity):
+        await played.session("more")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(batcher.next_batch(), 0.3)
+    counts = await store.training.counts()
+    assert (counts.dropped, counts.accepted, counts.free_slots) == ({"zero_variance": 3}, 1, 3)
+    for number in range(4, 7):
+        for sample in range(2):
+            await played.session(f"task-{number}", reward=float(sample))
+    batch = await batcher.next_batch()
+    assert [group.task_id for group in batch.groups] == ["task-3", "task-4", "task-5", "task-6"]
+
+
+async def test_the_lag_of_each_label_travels_with_the_batch(store, played, batching) -> None:
+    gate, batcher = await batching(batch=2, max_lag=2)
+    await played.session("old", version=0)
+    for _ in range(2):
+        await advance(gate)
+    await played.session("new", version=2)
+    assert (await batcher.next_batch()).lags == {0: 2, 2: 0}
 
 
 async def test_the_batch_does_not_depend_on_the_order_of_arrival(store, played, batching) -> None:

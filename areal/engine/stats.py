@@ -1,0 +1,95 @@
+"""The numbers of one training step, summed over its micro-batches.
+
+    stats = StepStats(current_version=3, rows=64, trained_tokens=900)
+    stats.add_micro_batch(packed, inputs, loss, entropy, loss_stats); stats.add_update(grad_norm)
+    stats.result(seconds=0.4, lr=1e-6)                    # commands.Stepped
+
+loss and the losses' own stats are weighted sums over each mini-batch, averaged over the mini-batches; names that end in `_max` are
+maxima. Used by engine.py.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import Tensor
+
+from areal.algorithms import LossInputs
+from areal.engine.batch import PackedBatch
+
+ALWAYS = ("loss", "entropy", "clip_ratio", "dual_clip_ratio", "approx_kl", "behave_weight_mean", "rejected_ratio")
+"""There in every step, 0 where the algorithm knows no such thing; others come with what they count (ref_kl)."""
+
+
+class StepStats:
+    """One training step; see the module's docstring."""
+
+    def __init__(self, current_version: int, rows: int, trained_tokens: int) -> None:
+        self.current_version = current_version
+        self.rows = rows
+        self.trained_tokens = trained_tokens
+        self.updated_rows = 0
+        self.computed_tokens = 0
+        self.screened_tokens = 0
+        self.weight_total = (
+            1.0  # of the mini-batch at hand, so that stats are means even where the loss's weights are not
+        )
+        self._row_tokens = 0
+        self.updates = 0
+        self._grad_norm = 0.0
+        self._sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, float] = defaultdict(float)
+        self._gap_sum = 0.0
+        self._gap_tokens = 0
+
+    def add_micro_batch(
+        self,
+        packed: PackedBatch,
+        inputs: LossInputs,
+        loss: Tensor,
+        loss_stats: dict[str, Tensor],
+        at_start: Tensor | None,
+    ) -> None:
+        """at_start [m]: log-probs under the weights at the start of the step, where they are known."""
+        self.computed_tokens += len(packed.ids)
+        self._row_tokens += packed.row_tokens
+        self._add("loss", loss)
+        for name, value in loss_stats.items():
+            if name.endswith("_max"):
+                self._maxima[name] = max(self._maxima[name], float(value))
+            else:
+                self._add(name, value / self.weight_total)
+        if at_start is None:
+            return
+        gap = (at_start - inputs.behaviour).abs()[packed.version == self.current_version]
+        if len(gap):
+            self._maxima["logprob_gap_max"] = max(self._maxima["logprob_gap_max"], float(gap.max()))
+            self._gap_sum += float(gap.sum())
+            self._gap_tokens += len(gap)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def add_update(self, grad_norm: float) -> None:
+        self.updates += 1
+        self._grad_norm = max(self._grad_norm, grad_norm)
+
+    def result(self, *, seconds: float, lr: float) -> dict[str, float]:
+        means = dict.fromkeys(ALWAYS, 0.0)
+        means |= {name: float(total) / max(1, self.updates) for name, total in self._sums.items()}
+        return means | {
+            "behave_weight_max": self._maxima["behave_weight_max"],
+            "grad_norm": self._grad_norm,
+            "lr": lr,
+            "updates": float(self.updates),
+            "rows": float(self.rows),
+            "skipped_rows": float(self.rows - self.updated_rows),
+            "trained_tokens": float(self.trained_tokens),
+            "computed_tokens": float(self.computed_tokens),
+            "row_tokens": float(self._row_tokens),
+            "screened_tokens": float(self.screened_tokens),
+            "logprob_gap_max": self._maxima["logprob_gap_max"],
+            "logprob_gap_mean": self._gap_sum / max(1, self._gap_tokens),
+            "logprob_gap_tokens": float(self._gap_tokens),
+            "seconds": seconds,
+        }

@@ -1,0 +1,110 @@
+"""A configuration that could not learn, or says something in vain, is told so before it starts, with the remedy (T069)."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal.config.algorithms import TRAITS, ignored, resolved
+from areal.config.load import load_config
+from areal.config.run import RunConfig
+from areal.config.startable import why_not
+
+GROUPED = ("gconfig.n_samples=4",)
+
+
+def load(*overrides: str) -> RunConfig:
+    return load_config(None, ["actor.path=tiny", "rollout.agent.mode=online", *overrides])
+
+
+@pytest.mark.parametrize("name", sorted(name for name, traits in TRAITS.items() if traits.compares == "group"))
+def test_t069_a_comparison_within_groups_of_one_is_refused(name: str) -> None:
+    limit = "gconfig.max_new_tokens=64"
+    [reason] = why_not(load(f"actor.algorithm={name}", limit))
+    assert reason.startswith(
+        f"actor.algorithm={name} compares the samples of a task with each other, and gconfig.n_samples=1"
+    )
+    assert reason.endswith("Set gconfig.n_samples to 2 or more, or actor.algorithm=ppo")
+    assert why_not(load(f"actor.algorithm={name}", limit, *GROUPED)) == []
+
+
+@pytest.mark.parametrize("name", ["auto", "ppo", "reinforce", "reinforce_plus_plus"])
+def test_groups_of_one_are_fine_where_nothing_is_compared_within(name: str) -> None:
+    assert why_not(load(f"actor.algorithm={name}")) == []
+
+
+def test_a_step_of_one_session_has_nothing_to_compare() -> None:
+    [reason] = why_not(load("train_dataset.batch_size=1"))
+    assert "there is one: every advantage would be 0" in reason
+    assert why_not(load("train_dataset.batch_size=1", "actor.algorithm=reinforce")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "said"),
+    [
+        ("grpo", "actor.m2_threshold=0.1", "actor.m2_threshold=0.1: grpo does not use it"),
+        ("sapo", "actor.eps_clip=0.1", "actor.eps_clip=0.1: sapo does not use it"),
+        ("sapo", "actor.use_decoupled_loss=true", "actor.use_decoupled_loss=True: sapo does not use it"),
+        ("reinforce", "actor.c_clip=3", "actor.c_clip=3.0: reinforce does not use it"),
+        ("ppo", "actor.dynamic_sampling=true", "actor.dynamic_sampling=True: ppo does not use it"),
+        ("sapo", "actor.rejection_sampling.upper=2", "actor.rejection_sampling: sapo does not use it"),
+        ("m2po", "actor.prox_logp_method=loglinear", "actor.prox_logp_method=loglinear: m2po does not use it"),
+    ],
+)
+def test_a_key_that_the_algorithm_ignores_is_refused(name: str, override: str, said: str) -> None:
+    [reason] = why_not(load(f"actor.algorithm={name}", override, *GROUPED))
+    assert reason.startswith(said)
+    assert "take it out, or set actor.algorithm to one of" in reason
+
+
+def test_saying_what_holds_anyway_is_no_mistake() -> None:
+    assert ignored(load("actor.algorithm=sapo", "actor.use_decoupled_loss=false", *GROUPED)) == []
+    assert ignored(load("actor.algorithm=ppo", "actor.dynamic_sampling=false")) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["actor.loss_aggregation=fixed_length"], "divides by gconfig.max_new_tokens; set that"),
+        (["actor.algorithm=dr_grpo"], "divides by gconfig.max_new_tokens; set that"),
+        (["actor.overlong_tokens=9"], "are the last tokens before gconfig.max_new_tokens=null"),
+        (["actor.overlong_tokens=9", "gconfig.max_new_tokens=8"], "before gconfig.max_new_tokens=8"),
+        (["actor.overlong_penalty_factor=2"], "nothing is punished; set actor.overlong_tokens too"),
+        (["actor.rejection_sampling.metric=kl_k3"], "a KL is no weight that could be clamped; set action=mask"),
+        (["actor.rejection_sampling.lower=6"], "lower=6.0 is not below upper=5.0: every token would be left out"),
+        (["actor.use_decoupled_loss=false", "actor.rejection_sampling.upper=2"], "has no such weight; take one out"),
+        (
+            ["actor.use_decoupled_loss=false", "actor.prox_logp_method=loglinear"],
+            "has no proximal policy; take one out",
+        ),
+        (
+            ["gconfig.temperature=0", "rollout.agent.sampling=policy"],
+            "every token is greedy, and those are never trained",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_one_sentence(overrides: list[str], said: str) -> None:
+    [reason] = why_not(load(*overrides, *GROUPED))
+    assert said in reason
+
+
+def test_own_values_are_filled_in_and_the_user_s_win() -> None:
+    dapo = resolved(load("actor.algorithm=dapo", "gconfig.max_new_tokens=100", *GROUPED))
+    assert (dapo.eps_clip, dapo.eps_clip_higher, dapo.dynamic_sampling, dapo.overlong_tokens) == (0.2, 0.28, True, 20)
+    assert resolved(load("actor.algorithm=dapo", *GROUPED)).overlong_tokens is None
+    ours = resolved(load("actor.eps_clip=0.4"))
+    assert (ours.algorithm, ours.eps_clip, ours.eps_clip_higher, ours.loss_aggregation) == (
+        "ppo",
+        0.4,
+        0.4,
+        "token_mean",
+    )
+    assert resolved(load("actor.algorithm=gspo", "actor.loss_aggregation=token_mean")).loss_aggregation == "token_mean"
+    assert resolved(load(*GROUPED)).algorithm == "grpo"
+
+
+def test_the_shipped_configurations_can_learn() -> None:
+    from pathlib import Path
+
+    root = Path(__file__).resolve().parents[2]
+    for file in ("examples/math_agent/config.yaml", "examples/openclaw/config.yaml", "configs/tiny.yaml"):
+        assert why_not(load_config(root / file)) == [], file
