@@ -1,4 +1,5 @@
-"""Options of the whole test suite: `--heavy` runs what is marked heavy, `--device cuda` the numeric tests on a GPU."""
+"""Options of the whole test suite: `--heavy` runs what is marked heavy, `--device cuda` the numeric tests on a GPU,
+`--write-clients-page` makes the tests of real agents write docs/clients.md instead of comparing with it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--heavy", action="store_true", help="also run tests marked heavy (real model, other engines, long faults)"
     )
+    parser.addoption("--write-clients-page", action="store_true", help="write docs/clients.md from what the tests see")
     parser.addoption("--device", default="cpu", help="where numeric tests put their tensors: cpu (default) or cuda")
 
 

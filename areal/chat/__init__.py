@@ -20,12 +20,18 @@ from areal.config.rollout import ReasoningParser, ToolCallParser
 
 
 def load_renderer(
-    folder: str | Path, *, tool_call_parser: ToolCallParser = "qwen", reasoning_parser: ReasoningParser = "qwen3"
+    folder: str | Path,
+    *,
+    chat_template: str | Path | None = None,
+    tool_call_parser: ToolCallParser = "qwen",
+    reasoning_parser: ReasoningParser = "qwen3",
 ) -> JinjaRenderer:
-    """Template and tokenizer of a model folder. Completions end at every id its files name, and at the template's own
-    end of turn. Raises ConfigError when the folder's files cannot be used."""
+    """Template and tokenizer of a model folder; chat_template: a file to use in place of the folder's own template.
+    Completions end at every id its files name, and at the template's own end of turn. Raises ConfigError when the files
+    cannot be used."""
     tokenizer = HfTokenizer.load(folder)
-    template = ChatTemplate.load(folder, tokenizer.special_tokens)
+    special = tokenizer.special_tokens
+    template = ChatTemplate.read(chat_template, special) if chat_template else ChatTemplate.load(folder, special)
     return JinjaRenderer(
         tokenizer.with_eos(end_of_turn(template, tokenizer)),
         template,

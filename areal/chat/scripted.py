@@ -16,12 +16,17 @@ from areal.inference.scripted.script import read_script
 
 
 def scripted_renderer(
-    path: str | Path, *, tool_call_parser: ToolCallParser = "qwen", reasoning_parser: ReasoningParser = "qwen3"
+    path: str | Path,
+    *,
+    chat_template: str | Path | None = None,
+    tool_call_parser: ToolCallParser = "qwen",
+    reasoning_parser: ReasoningParser = "qwen3",
 ) -> JinjaRenderer:
-    """Raises ConfigError, as read_script does."""
+    """chat_template: a file to use in place of ChatML. Raises ConfigError, as read_script does."""
+    own = ChatTemplate(CHATML, origin="the scripted backend's ChatML")
     return JinjaRenderer(
         read_script(path).vocabulary,
-        ChatTemplate(CHATML, origin="the scripted backend's ChatML"),
+        ChatTemplate.read(chat_template) if chat_template else own,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
     )

@@ -93,6 +93,17 @@ class ChatTemplate:
             return cls(CHATML, special_tokens, origin="the ChatML default")
         return cls(said, special_tokens, origin=f"chat_template in {config}")
 
+    @classmethod
+    def read(cls, file: str | Path, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
+        """From a file of one's own (rollout.agent.chat_template). Raises ConfigError when it cannot be read or used."""
+        try:
+            source = Path(file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"rollout.agent.chat_template: cannot read {str(file)!r} ({error}); name a Jinja file, or take it out"
+            ) from error
+        return cls(source, special_tokens, origin=str(file))
+
     def render(
         self,
         messages: Sequence[Message],

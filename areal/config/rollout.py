@@ -56,6 +56,9 @@ class AgentConfig(Section):
     """Training rows: one per interaction, or one per conversation branch."""
     sampling: SamplingOwner = "client"
     """Whose temperature, top_p, top_k and seed hold where a client names some; its max_tokens and stop texts always hold."""
+    chat_template: str | None = None
+    """A Jinja file that writes the prompts in place of the model's own chat template, for example one that lists tools;
+    null = the model's own. Checkpoints keep the model's own."""
     tool_call_parser: ToolCallParser = "qwen"
     """How the model writes tool calls. qwen: as its chat template shows, else as Qwen does (the same as hermes)."""
     reasoning_parser: ReasoningParser = "qwen3"

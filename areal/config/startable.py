@@ -9,6 +9,8 @@ command_line.py.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from areal.base.errors import ConfigError
 from areal.config.backend_spec import parse_backend
 from areal.config.learnable import cannot_learn
@@ -61,6 +63,11 @@ def _model_and_queue(config: RunConfig) -> list[str]:
         )
     if not config.actor.path and not scripted:
         found.append("actor.path is empty: name a model folder, a hub id, or a bundled model such as smollm2-135m")
+    template = config.rollout.agent.chat_template
+    if template is not None and not Path(template).is_file():
+        found.append(
+            f"rollout.agent.chat_template={template} is no file (looked in {Path.cwd()}); name a Jinja file, or take it out"
+        )
     queue_size, needed = config.rollout.queue_size, config.train_dataset.batch_size
     if queue_size is not None and queue_size < needed:
         found.append(

@@ -104,11 +104,15 @@ async def _proxy(stack: AsyncExitStack, job: WorkerJob, config: RunConfig, store
 
 def _renderer(name: str, config: RunConfig, model_dir: str) -> Renderer:
     agent = config.rollout.agent
-    tools, reasoning = agent.tool_call_parser, agent.reasoning_parser
-    if name == "scripted":
-        path = config.rollout.scripted.path
-        return scripted_renderer(path, tool_call_parser=tools, reasoning_parser=reasoning)
-    return load_renderer(model_dir, tool_call_parser=tools, reasoning_parser=reasoning)
+    load, source = (
+        (scripted_renderer, config.rollout.scripted.path) if name == "scripted" else (load_renderer, model_dir)
+    )
+    return load(
+        source,
+        chat_template=agent.chat_template,
+        tool_call_parser=agent.tool_call_parser,
+        reasoning_parser=agent.reasoning_parser,
+    )
 
 
 @asynccontextmanager

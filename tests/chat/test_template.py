@@ -17,7 +17,7 @@ import areal.chat.sandbox as sandbox_module
 import areal.chat.template as template_module
 from areal.base.errors import BadRequest, ConfigError
 from areal.base.types import Message, Tool, ToolCall
-from areal.chat import ChatTemplate, JinjaRenderer, load_renderer
+from areal.chat import ChatTemplate, JinjaRenderer, load_renderer, scripted_renderer
 from areal.chat.template import CHATML
 from areal.chat.template_input import (
     TemplateNeeds,
@@ -140,6 +140,24 @@ def test_the_template_is_found_where_models_keep_it(
         renderer = load_renderer(folder(None))
     assert [record.getMessage() for record in caplog.records if "ChatML" in record.getMessage()]
     assert renderer.render(messages).text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_of_ones_own_stands_in_for_the_models(folder: Callable[..., Path], tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text(
+        "{{ eos_token }}{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{{ messages[0].content }}\n"
+    )
+    path, messages, tools = folder("chatml_default_system"), [Message("user", "hi")], [Tool("add", "", {})]
+    eos = load_renderer(path).tokenizer.special_tokens["eos_token"]
+    assert load_renderer(path, chat_template=own).render(messages, tools).text == f"{eos}[add]hi"
+    script = tmp_path / "script.jsonl"
+    script.write_text('{"pieces": ["yes"]}')
+    assert scripted_renderer(script, chat_template=own).render(messages, tools).text == "[add]hi"
+    own.write_text("{% if %}")
+    with pytest.raises(ConfigError, match=r"own\.jinja, line 1"):
+        load_renderer(path, chat_template=own)
+    with pytest.raises(ConfigError, match=r"chat_template: cannot read .*gone.* or take it out"):
+        load_renderer(path, chat_template=tmp_path / "gone.jinja")
 
 
 def test_the_default_chatml_shows_tools_calls_and_results() -> None:

@@ -218,6 +218,7 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ((*ONLINE, "evaluator.agent=a:b"), "evaluator.agent=a:b: there are no tasks for it"),
         ((*ONLINE, "rollout.backend=scripted:d1"), "name its file in rollout.scripted.path"),
         ((*ONLINE, "rollout.scripted.path=s.jsonl"), "rollout.backend=native:d1 plays no script"),
+        ((*ONLINE, "rollout.agent.chat_template=no.jinja"), "rollout.agent.chat_template=no.jinja is no file"),
         ((*ONLINE, "rollout.queue_size=7"), "rollout.queue_size=7 never holds the 8 groups"),
     ],
 )
