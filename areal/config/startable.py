@@ -48,6 +48,12 @@ def _agents_and_tasks(config: RunConfig) -> list[str]:
         found.append(
             f"evaluator.agent={evaluator.agent}: there are no tasks for it; set evaluator.path, or take it out"
         )
+    if agent.internal_token and config.gconfig.n_samples > 1:
+        found.append(
+            f"gconfig.n_samples={config.gconfig.n_samples}: a session that opens by itself, under rollout.agent.internal_token, is "
+            "a task of its own, so its group would wait for other tries until it is dropped; set gconfig.n_samples=1 (sessions "
+            "are then compared over the batch), or take the token out and start the tries of a task with start_session"
+        )
     return found
 
 

@@ -86,7 +86,15 @@ class Attachment:
                 keys = SessionKeys(load_or_create_signing_key(Path(facts.signing_key_path)))
                 directory = Directory(store.registry, reading_age_s=self._reading_age_s)
                 before, self._open = self._open, opening.pop_all()
-            self._run = Run(facts.run_id, directory, keys, facts.admin_api_key, facts.model_names, facts.internal_token)
+            self._run = Run(
+                facts.run_id,
+                directory,
+                keys,
+                facts.admin_api_key,
+                facts.model_names,
+                facts.internal_token,
+                sessions=store.sessions,
+            )
             self._facts, self._looked_at = facts, float("-inf")
             await before.aclose()
             if facts.admin_api_key == DEFAULT_ADMIN_KEY:

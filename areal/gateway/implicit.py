@@ -3,7 +3,8 @@
     target = await TokenRouter().route(exchange, run)     # Target("w1", url, headers=((TOPIC_HEADER, sealed),))
 
 Such a key names no session, so the request does: a header or field by which the client names its conversation, else the
-first user message. The body is read only where no header says it. The topic is rendezvous-hashed over the live workers,
+first user message. The body is read only where no header says it. Rewards and ends may name an answer instead, and then the
+store knows its session. The topic is rendezvous-hashed over the live workers,
 and travels in a header sealed with the run's signing secret; one from outside never passes (splice.py). Every
 other key goes to KeyRouter. Used by app.py; proxy/implicit.py opens and closes the sessions.
 """
@@ -19,7 +20,7 @@ from areal.base.errors import BadRequest
 from areal.gateway.exchange import Exchange
 from areal.gateway.routing import KeyRouter, Run, Target, session_key
 from areal.web.auth import opens, presented_keys
-from areal.web.topic import TOPIC_HEADER, Topic
+from areal.web.topic import TOPIC_HEADER, Topic, unknown_answer
 
 # In this order: anybody's own header, Claude Code's, codex's (measured; clients send these by themselves).
 HINT_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id")
@@ -44,12 +45,24 @@ class TokenRouter:
             return (await run.directory.by_load())[0]
         topic = await topic_of(exchange)
         if topic.kind == "conversation" and exchange.route.upstream.startswith("/rl/"):
-            raise BadRequest(
-                f"the internal token does not say which session {exchange.route.name} means; name it as the model calls "
-                "do, in the header x-session-id"
-            )
+            topic = await _topic_of_answer(exchange, run)
         target = await run.directory.place_of(topic.text)
         return Target(target.worker, target.url, ((TOPIC_HEADER, run.keys.seal(topic.text)),))
+
+
+async def _topic_of_answer(exchange: Exchange, run: Run) -> Topic:
+    """Of the session that recorded the answer which the body names. Raises BadRequest, NotFound."""
+    answer = (await _body_of(exchange)).get("interaction_id")
+    if not isinstance(answer, str) or not answer:
+        raise BadRequest(
+            f"the internal token does not say which session {exchange.route.name} means; name it as the model calls "
+            "do, in the header x-session-id, or by the id of one of its answers, in interaction_id"
+        )
+    session = await run.sessions.of_answer(answer)
+    topic = None if session is None else Topic.of_task(session.task_id)
+    if topic is None:
+        raise unknown_answer(answer)
+    return topic
 
 
 async def topic_of(exchange: Exchange) -> Topic:
@@ -58,13 +71,17 @@ async def topic_of(exchange: Exchange) -> Topic:
         named = (exchange.header(name) or b"").decode("latin-1").strip()
         if named:
             return Topic.hint(named)
+    body = await _body_of(exchange)
+    named = hint_in(body)
+    return Topic.hint(named) if named else Topic.opening(first_user_text(body))
+
+
+async def _body_of(exchange: Exchange) -> Mapping[str, Any]:
     try:
         body = orjson.loads(await exchange.decoded_body() or b"{}")
     except orjson.JSONDecodeError:
-        body = {}
-    body = body if isinstance(body, dict) else {}
-    named = hint_in(body)
-    return Topic.hint(named) if named else Topic.opening(first_user_text(body))
+        return {}
+    return body if isinstance(body, dict) else {}
 
 
 def hint_in(body: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ import msgspec
 
 from areal.base.errors import BackendError, BadRequest, Forbidden, InvalidKey, StoreError
 from areal.base.types import WorkerInfo
-from areal.store.base import Registry
+from areal.store.base import Registry, SessionStore
 from areal.web.auth import SessionKey, SessionKeys, opens, presented_keys
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A training run that this gateway serves. keys checks session keys; admin_key opens the admin routes."""
+    """A training run that this gateway serves. keys checks session keys; admin_key opens the admin routes; sessions are read
+    where only an answer's id says which session is meant."""
 
     id: str
     directory: Directory
@@ -140,6 +141,7 @@ class Run:
     admin_key: str = field(repr=False)
     model_names: tuple[str, ...] = ("default",)
     internal_token: str | None = field(default=None, repr=False)
+    sessions: SessionStore = field(kw_only=True, repr=False)
 
 
 class Router(Protocol):

@@ -2,7 +2,7 @@
 
     who = callers.who(scope["headers"])                       # SessionKey | Guest, or InvalidKey (401)
     async with callers.calling(who, call, task) as live: ...
-    key = await callers.key(scope["headers"])                 # for the routes of a session: reward, end, look
+    key = await callers.key(who, interaction_id)              # for the routes of a session: reward, end, look
 
 A session key goes first where both are presented. The topic's header counts only with its seal, and only beside the internal
 token: what a client writes into it changes nothing. Used by model_routes.py, control.py and app.py.
@@ -72,9 +72,8 @@ class Callers:
         live = await self._implicit.find(who.topic, call)
         return Conversation() if live is None else live.conversation
 
-    async def key(self, headers: RawHeaders, interaction_id: str | None = None) -> SessionKey:
-        """Of the session that a control route means. Raises InvalidKey, NotFound."""
-        who = self.who(headers)
+    async def key(self, who: SessionKey | Guest, interaction_id: str | None = None) -> SessionKey:
+        """Of the session that a control route means; a session key says it alone. Raises InvalidKey, NotFound."""
         return await self._implicit.key(who.topic, interaction_id) if isinstance(who, Guest) else who
 
     def _tags(self, user_agent: str) -> dict[str, str]:

@@ -23,8 +23,9 @@ from areal.config.rollout import AgentConfig
 from areal.proxy import records
 from areal.proxy.callers import Callers
 from areal.proxy.dialects import fields
+from areal.proxy.implicit import Guest
 from areal.proxy.model_routes import decode_json
-from areal.proxy.sessions import Sessions, StartRequest
+from areal.proxy.sessions import Sessions, StartRequest, set_reward
 from areal.store.base import LARGEST_REWARD, Store
 from areal.web.auth import SessionKey, SessionKeys, opens, presented_keys
 
@@ -67,12 +68,10 @@ class ControlRoutes:
         if interaction is not None:
             interaction = fields.as_text(interaction, "interaction_id")
         if opens(_keys(request), self._agent.admin_api_key):
-            session_id = fields.text(body, "session_id")
-            if not session_id:
-                raise BadRequest("with the admin key, name the session: session_id", param="session_id")
-            named = await self._store.sessions.reward(session_id, reward, interaction)
+            session_id = fields.text(body, "session_id") or await self._session_of(interaction)
+            named = await set_reward(self._store.sessions, session_id, reward, interaction)
         else:
-            key = await self._session_key(request, interaction)
+            key = await self._session_key(request)
             if self._agent.reward_key != "session":
                 raise Forbidden(
                     "an agent's key may not reward itself in this run: rewards come from its reward source, or from the admin "
@@ -111,8 +110,23 @@ class ControlRoutes:
             records.exported(summary, interactions, style, self._agent.turn_discount if discount is None else discount)
         )
 
-    async def _session_key(self, request: Request, interaction_id: str | None = None) -> SessionKey:
-        return await self._callers.key(request.scope["headers"], interaction_id)
+    async def _session_key(self, request: Request) -> SessionKey:
+        """Of the session that is meant; under the internal token the body may name it by one of its answers."""
+        who = self._callers.who(request.scope["headers"])
+        named = (await _body(request)).get("interaction_id") if isinstance(who, Guest) else None
+        return await self._callers.key(who, None if named is None else fields.as_text(named, "interaction_id"))
+
+    async def _session_of(self, interaction_id: str | None) -> str:
+        """The id of the session that recorded an answer, for the admin key, which belongs to none."""
+        if interaction_id is None:
+            raise BadRequest(
+                "with the admin key, name the session (session_id) or one of its answers (interaction_id)",
+                param="session_id",
+            )
+        session = await self._store.sessions.of_answer(interaction_id)
+        if session is None:
+            raise NotFound(f"no session has the finished answer {fields.shown(interaction_id)}; use the id of an answer")
+        return session.id
 
     def _require_admin(self, request: Request, call: str) -> None:
         presented = _keys(request)

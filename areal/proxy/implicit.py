@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -26,10 +26,10 @@ from areal.base.errors import BadRequest, Conflict, InvalidKey, NoCapacity, NotF
 from areal.base.types import ModelCall, Session, SessionRequest
 from areal.config.rollout import AgentConfig
 from areal.proxy.live import LiveSession
-from areal.proxy.sessions import Sessions
+from areal.proxy.sessions import ENDED_BECAUSE, Sessions
 from areal.store.base import Store
 from areal.web.auth import SessionKey, SessionKeys
-from areal.web.topic import Topic
+from areal.web.topic import Topic, unknown_answer
 
 _LONGEST_PAUSE_S = 0.5
 
@@ -75,19 +75,21 @@ class ImplicitSessions:
             return None if found is None else found[1]
 
     async def key(self, topic: Topic, interaction_id: str | None = None) -> SessionKey:
-        """Of the topic's session that holds this answer, else of the one that began last, the running ones first.
+        """Of the topic's session that holds this answer; without one, of that which began last, the running ones first.
 
-        Raises NotFound if the topic never had one."""
+        Raises NotFound if the topic never had one, or none with this answer, InvalidKey if another has taken its place."""
         rows = [(key, row) async for key, row in self._places(topic) if row is not None]
         if not rows:
             raise NotFound("no session was opened under this name yet; make a model call with it first")
-        if interaction_id is not None:
-            named = interaction_id.partition("#")[0]
-            for key, row in rows:
-                with suppress(InvalidKey):  # ended since the rows were read
-                    if row.ending is None and (await self._sessions.of_or_closing(key)).conversation.choices(named):
-                        return key
-        return max(rows, key=lambda one: (one[1].ending is None, one[1].started_at))[0]
+        if interaction_id is None:
+            return max(rows, key=lambda one: (one[1].ending is None, one[1].started_at))[0]
+        held = await self._store.sessions.of_answer(interaction_id)
+        for key, row in rows:
+            if held is not None and held.key_hash == key.hash:
+                if held.id != row.id and held.ending is not None:
+                    raise InvalidKey(f"{ENDED_BECAUSE[held.ending]} ({held.id}), and another has begun in its place")
+                return key
+        raise unknown_answer(interaction_id)
 
     async def _admitted(
         self, guest: Guest, call: ModelCall, task: asyncio.Task[Any], stack: AsyncExitStack

@@ -27,7 +27,7 @@ from areal.base.types import Ending, Purpose, Session, SessionRequest
 from areal.config.rollout import AgentConfig
 from areal.proxy.conversation import Conversation
 from areal.proxy.live import LiveSession
-from areal.store.base import Store
+from areal.store.base import SessionStore, Store
 from areal.web.auth import SessionKey, SessionKeys
 
 _log = logging.getLogger("areal.proxy")
@@ -139,12 +139,9 @@ class Sessions:
         Returns its id. Raises NotFound, BadRequest (nothing recorded yet), InvalidKey (ended)."""
         live = await self._rewardable(key)
         try:
-            named = await self._store.sessions.reward(live.id, reward, interaction_id)
-            if interaction_id is None and "#" in named:
-                named = await self._store.sessions.reward(live.id, reward, named.partition("#")[0])
+            return await set_reward(self._store.sessions, live.id, reward, interaction_id)
         except InvalidKey as error:
             raise _too_late(error) from None
-        return named
 
     async def end(self, key: SessionKey, ending: Ending = "ended") -> Session:
         """End the session: admission closes, calls in flight finish or are aborted, durable when this returns.
@@ -163,10 +160,6 @@ class Sessions:
             if key.hash not in self._graced:
                 self._graced[key.hash] = asyncio.create_task(self._end_later(key.hash, live), name=f"grace {live.id}")
             return await self._store.sessions.get(live.id) or row
-
-    async def of_or_closing(self, key: SessionKey) -> LiveSession:
-        """Like `of`, also for a session whose admission has closed."""
-        return self._live.get(key.hash) or await self.of(key)
 
     async def look(self, key: SessionKey) -> tuple[Session, int]:
         """The running session under a key, else the newest ended one, and its calls in flight. Raises InvalidKey."""
@@ -218,7 +211,7 @@ class Sessions:
 
     async def _rewardable(self, key: SessionKey) -> LiveSession:
         try:
-            return await self.of_or_closing(key)
+            return self._live.get(key.hash) or await self.of(key)  # also one whose admission has closed
         except InvalidKey as error:
             raise _too_late(error) from None
 
@@ -300,6 +293,14 @@ class Sessions:
             self._forget(row.key_hash)
             _log.info("session %s expired after %.0f s without a call", row.id, self._policy.session_timeout_s)
         return expired
+
+
+async def set_reward(store: SessionStore, session_id: str, reward: float, interaction_id: str | None) -> str:
+    """Reward the last finished answer with all its choices, or what is named. Returns its id; raises as the store does."""
+    named = await store.reward(session_id, reward, interaction_id)
+    if interaction_id is None and "#" in named:
+        named = await store.reward(session_id, reward, named.partition("#")[0])
+    return named
 
 
 def _too_late(error: InvalidKey) -> InvalidKey:

@@ -96,6 +96,10 @@ class SessionStore(Protocol):
 
     async def get(self, session_id: str) -> Session | None: ...
 
+    async def of_answer(self, interaction_id: str) -> Session | None:
+        """The session that recorded this answer (of a call with choices, also by its bare id), None if none did."""
+        ...
+
     async def add(self, interaction: Interaction) -> None:
         """Store one finished interaction; touches last_active_at. Repeating the same id changes nothing. Raises
         InvalidKey when the session has ended (its rows no longer change), NotFound when there is none."""

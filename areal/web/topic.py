@@ -15,7 +15,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from areal.base.errors import InvalidKey
+from areal.base.errors import InvalidKey, NotFound
 
 TOPIC_HEADER = "x-areal-topic"
 LONGEST_HINT = 200  # characters that stand in task ids as they are; a longer hint is named by its digest
@@ -45,6 +45,14 @@ class Topic:
         """The task of its sessions: hint-<hint>, or conversation-<digest of the first user message>."""
         return f"{self.kind}-{self.name}"
 
+    @classmethod
+    def of_task(cls, task_id: str) -> Topic | None:
+        """The topic whose sessions have this task id; None where it names none."""
+        kind, dash, name = task_id.partition("-")
+        if not dash or kind not in ("hint", "conversation"):
+            return None
+        return cls("hint" if kind == "hint" else "conversation", name)
+
     @property
     def text(self) -> str:
         return f"{self.kind}:{self.name}"
@@ -58,6 +66,13 @@ class Topic:
         if kind == "conversation":
             return cls("conversation", name)
         raise InvalidKey("this session hint is not one of this release; restart gateway and workers together")
+
+
+def unknown_answer(interaction_id: str) -> NotFound:
+    """Said where an answer is to name a session, and in the same words whether it is unknown or another's."""
+    return NotFound(
+        f"no session that opened by itself has the finished answer {interaction_id[:80]!r}; use the id of one of its answers"
+    )
 
 
 def _digest(text: str) -> str:

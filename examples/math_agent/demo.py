@@ -2,7 +2,7 @@
 
     python examples/math_agent/demo.py [key=value …]         # overrides of config.yaml, for example total_train_steps=10
 
-Two programs that know of each other only a URL: `areal train`, and play.py. This script starts the first, waits for the
+Two programs that know of each other only a URL: `areal train`, and examples/play.py. This script starts the first, waits for the
 line with the gateway's address, starts the second, and stops it when the first has ended.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LINE = "Proxy gateway available at "
+AGENT = "examples.math_agent.agent"
 
 
 def main() -> int:
@@ -27,7 +28,8 @@ def main() -> int:
         if url is not None:
             with (run / "logs" / "play.log").open("w") as log:
                 seed = next((word.removeprefix("seed=") for word in sys.argv if word.startswith("seed=")), "1")
-                play = [sys.executable, str(HERE / "play.py"), url, "--samples", "8", "--groups", "8", "--seed", seed]
+                play = [sys.executable, "-m", "examples.play", url, "--samples", "8", "--groups", "8", "--seed", seed]
+                play += ["--agent", f"{AGENT}:MathAgent", "--tasks", f"{AGENT}:sums"]
                 player = subprocess.Popen(play, cwd=ROOT, stdout=log, stderr=log)
         return service.wait()
     except KeyboardInterrupt:  # the terminal sent it to the service, too, which saves and ends

@@ -220,6 +220,7 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ((*ONLINE, "rollout.scripted.path=s.jsonl"), "rollout.backend=native:d1 plays no script"),
         ((*ONLINE, "rollout.agent.chat_template=no.jinja"), "rollout.agent.chat_template=no.jinja is no file"),
         ((*ONLINE, "rollout.queue_size=7"), "rollout.queue_size=7 never holds the 8 groups"),
+        ((*ONLINE, "gconfig.n_samples=4", "rollout.agent.internal_token=tok-0815"), "is a task of its own"),
     ],
 )
 def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(overrides: tuple[str, ...], says: str) -> None:

@@ -144,6 +144,23 @@ async def test_a_bare_id_rewards_every_choice(house: Any) -> None:
     }
 
 
+async def test_an_answer_leads_to_its_session(house: Any) -> None:
+    one, two = await house.begin("one"), await house.begin("two")
+    await house.sessions.add(house.interaction(one.id, 0, name="x#0"))
+    await house.sessions.add(house.interaction(two.id, 0, name="xy"))
+    await house.sessions.end(two.id, "ended")
+    found = {name: await house.sessions.of_answer(name) for name in ("x", "x#0", "xy", "x#1", "", "y")}
+    assert {name: session and session.id for name, session in found.items()} == {
+        "x": "one",
+        "x#0": "one",
+        "xy": "two",
+        "x#1": None,
+        "": None,
+        "y": None,
+    }
+    assert found["xy"].ending == "ended"
+
+
 # -- endings (settled 9) ---------------------------------------------------------------------------
 
 

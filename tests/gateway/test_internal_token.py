@@ -343,6 +343,59 @@ async def test_an_outside_reward_reaches_the_session_by_its_hint(make_service):
     assert [row.reward for row in rows] == [0.25, 1.0]
 
 
+async def test_a_session_without_a_hint_is_rewarded_and_ended_by_the_id_of_an_answer(make_service):
+    service = await make_service(workers=("w0", "w1"))
+    talks = [Talk(service, "2+2?"), Talk(service, "2+2?")]  # one task, two sessions
+    first, other = [await talk.turn() for talk in talks]
+    last = await talks[0].turn("and?")
+    for answer, reward in ((first, 0.25), (last, 1.0), (other, 0.5)):
+        status, body = await service.post("/rl/set_reward", {"reward": reward, "interaction_id": answer})
+        assert (status, body["interaction_id"]) == (200, answer), body
+    status, body = await service.post("/rl/session", {"interaction_id": other})
+    assert (status, body["interaction_count"]) == (200, 1), body
+    for _ in range(2):  # a repeated end says the same
+        status, body = await service.post("/rl/end_session", {"interaction_id": first})
+        assert (status, body["interaction_count"]) == (200, 2)
+    assert [one.ending for one in await service.sessions()] == ["ended", None]
+    rewards = [
+        [row.reward for row in await service.place.store.sessions.interactions(one.id)]
+        for one in await service.sessions()
+    ]
+    assert rewards == [[0.25, 1.0], [0.5]]
+
+
+async def test_a_reward_that_names_an_answer_never_lands_elsewhere(make_service):
+    service = await make_service(max_turns=1)
+    admin = service.place.facts.admin_api_key  # starts a session whose task looks like one of the token's
+    _, started = await service.post("/rl/start_session", {"task_id": "hint-a"}, admin)
+    body = {"messages": [{"role": "user", "content": "2+2?"}]}
+    _, explicit = await service.post("/v1/chat/completions", body, started["api_key"])
+    gone = await Talk(service, "2+2?").turn()  # its last turn: the session has ended
+    await Talk(service, "3+3?", **hinted("a")).turn()
+    reward = {"reward": 1.0}
+    for said, headers in (
+        ({"interaction_id": explicit["id"]}, {}),
+        ({"interaction_id": "chatcmpl-nope"}, {}),
+        ({"interaction_id": "chatcmpl-nope"}, {"x-session-id": "a"}),
+        ({"interaction_id": gone}, {"x-session-id": "a"}),
+    ):
+        for path in ("/rl/set_reward", "/rl/end_session"):
+            status, answer = await service.post(path, reward | said, **headers)
+            assert (status, answer["error"]["type"]) == (404, "not_found_error"), answer
+    status, answer = await service.post("/rl/set_reward", reward | {"interaction_id": gone})
+    assert status == 401
+    assert "rollout.agent.reward_grace_seconds" in answer["error"]["message"]
+    await Talk(service, "2+2?").turn()  # another session in its place
+    status, answer = await service.post("/rl/end_session", {"interaction_id": gone})
+    assert status == 401, answer
+    rows = [await service.place.store.sessions.interactions(one.id) for one in await service.sessions()]
+    assert {row.reward for each in rows for row in each} == {None}
+    status, answer = await service.post("/rl/set_reward", reward | {"interaction_id": explicit["id"]}, admin)
+    assert (status, answer["interaction_id"]) == (200, explicit["id"])  # the admin key may name any answer
+    status, answer = await service.post("/rl/set_reward", reward | {"interaction_id": "nope"}, admin)
+    assert status == 404, answer
+
+
 async def test_the_token_may_not_reward_where_session_keys_may_not(make_service):
     service = await make_service(reward_key="admin")
     await Talk(service, "2+2?", **hinted("a")).turn()

@@ -44,6 +44,7 @@ def test_hot_statements_search(connection: sqlite3.Connection, statements: set[s
     sessions._idle(connection, 5.0, set(), "w")
     sessions._one(connection, "WHERE s.key_hash = ? ORDER BY s.seq DESC LIMIT 1", "k")
     sessions.read_interactions(connection, "t")
+    sessions._of_answer(connection, "i")
     settle_overdue(connection, 5.0)
     assert overdue(connection, 5.0) == []
     [group] = training._ready(connection)

@@ -57,6 +57,9 @@ class SqliteSessions:
     async def get(self, session_id: str) -> Session | None:
         return await self._database.read(lambda connection: _one(connection, "WHERE s.id = ?", session_id))
 
+    async def of_answer(self, interaction_id: str) -> Session | None:
+        return await self._database.read(lambda connection: _of_answer(connection, interaction_id))
+
     async def add(self, interaction: Interaction) -> None:
         facts, recording = codec.encode(interaction)  # the caller's thread pays for the encoding, not the writer's
         await self._database.write(
@@ -289,9 +292,18 @@ def _running(connection: sqlite3.Connection, session_id: str) -> sqlite3.Row:
     return row
 
 
-def _one(connection: sqlite3.Connection, where: str, value: str) -> Session | None:
+def _one(connection: sqlite3.Connection, where: str, value: str | int) -> Session | None:
     row = connection.execute(f"{SESSION} {where}", (value,)).fetchone()
     return None if row is None else to_session(row)
+
+
+def _of_answer(connection: sqlite3.Connection, interaction_id: str) -> Session | None:
+    # Choice k of an answer is "<id>#k", and "$" is what follows "#".
+    row = connection.execute(
+        "SELECT session_seq FROM interactions WHERE id = ? OR (id > ? AND id < ?) LIMIT 1",
+        (interaction_id, f"{interaction_id}#", f"{interaction_id}$"),
+    ).fetchone()
+    return None if row is None else _one(connection, "WHERE s.seq = ?", row["session_seq"])
 
 
 def _must_get(connection: sqlite3.Connection, session_id: str) -> Session:
