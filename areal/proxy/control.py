@@ -125,7 +125,9 @@ class ControlRoutes:
             )
         session = await self._store.sessions.of_answer(interaction_id)
         if session is None:
-            raise NotFound(f"no session has the finished answer {fields.shown(interaction_id)}; use the id of an answer")
+            raise NotFound(
+                f"no session has the finished answer {fields.shown(interaction_id)}; use the id of an answer"
+            )
         return session.id
 
     def _require_admin(self, request: Request, call: str) -> None:

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,6 @@ async def execute(command: list[str], folder: Path, environment: dict[str, str])
     except TimeoutError:
         return None
     finally:
-        try:
+        with suppress(ProcessLookupError):  # nothing of it is left
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing of it is left
         await process.wait()

@@ -40,12 +40,12 @@ def answer(client: OpenAI, question: str, turns: int = 4) -> str:
             for choice in chunk.choices:
                 fold(reply, choice.delta)
                 print(choice.delta.content or "", end="", flush=True)
+        print()
         messages.append(reply)
         if "tool_calls" not in reply:
             break
         for call in reply["tool_calls"]:
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": run(call["function"])})
-    print()
     return str(reply["content"])
 
 
@@ -55,7 +55,9 @@ def fold(reply: dict[str, Any], delta: Any) -> None:
     for piece in delta.tool_calls or ():
         calls = reply.setdefault("tool_calls", [])
         if piece.index == len(calls):
-            calls.append({"id": piece.id, "type": "function", "function": {"name": piece.function.name, "arguments": ""}})
+            calls.append(
+                {"id": piece.id, "type": "function", "function": {"name": piece.function.name, "arguments": ""}}
+            )
         calls[piece.index]["function"]["arguments"] += piece.function.arguments or ""
 
 

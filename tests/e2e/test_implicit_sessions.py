@@ -39,9 +39,7 @@ class Agents:
         return self.openai.chat.completions.create(model="default", messages=messages, max_tokens=6, **more)
 
     def rl(self, path: str, body: dict[str, Any], **headers: str) -> requests.Response:
-        return requests.post(
-            f"{self.url}/rl/{path}", json=body, headers={"x-api-key": TOKEN, **headers}, timeout=60
-        )
+        return requests.post(f"{self.url}/rl/{path}", json=body, headers={"x-api-key": TOKEN, **headers}, timeout=60)
 
     def to_the_last_turn(self) -> None:
         """Named by the client's header, three turns; the last one ends it, and its reward comes within the grace."""

@@ -26,9 +26,9 @@ LINE = "Proxy gateway available at "
 class Running:
     """The service of one test. folder: its run folder."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], folder: Path, environment: dict[str, str], logged: int) -> None:
         self.process, self.folder, self.environment = process, folder, environment
-        self.url = self._gateway()
+        self.url = self._gateway(logged)
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """A command beside the service, from the repository's root, by the interpreter of this test."""
@@ -68,13 +68,14 @@ class Running:
         assert self.process.returncode == 0, output
         return output
 
-    def _gateway(self) -> str:
+    def _gateway(self, logged: int) -> str:
+        """From the log, beyond the characters that a run before this one has left there."""
         log, deadline = self.folder / "logs" / "train.log", time.monotonic() + 120
-        while not (log.exists() and LINE in log.read_text()):
+        while LINE not in (text := _text(log)[logged:]):
             assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        return log.read_text().split(LINE, 1)[1].split()[0]
+        return text.split(LINE, 1)[1].split()[0]
 
 
 @contextmanager
@@ -88,6 +89,7 @@ def run(
         path.write_text("".join(json.dumps(line) + "\n" for line in script))
         words += ["rollout.backend=scripted:d1", f"rollout.scripted.path={path}", "actor.path="]
     place = folder / "run"
+    logged = len(_text(place / "logs" / "train.log"))
     env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), **environment}
     process = subprocess.Popen(
         [sys.executable, "-m", "areal.train", "--config", str(EXAMPLES / config), "--output-dir", str(place), *words],
@@ -98,10 +100,14 @@ def run(
         env=env,
     )
     try:
-        yield Running(process, place, env)
+        yield Running(process, place, env, logged)
     finally:
         process.kill()
         process.communicate()
+
+
+def _text(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
 
 
 def calls(name: str, **arguments: Any) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tomllib
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import requests
 
+from areal.base.types import Interaction
 from areal.web.auth import DEFAULT_INTERNAL_TOKEN
-from tests.clients.installs import NODE_24, OPENCLAW, NotInstalled, install
 from tests.examples.service import EXAMPLES, Running, calls, run
 
 FOLDER = EXAMPLES / "openclaw"
@@ -53,25 +51,41 @@ def test_openclaw_takes_address_key_protocol_and_model_from_its_file() -> None:
     assert model["maxTokens"] < model["contextWindow"] == 16000
 
 
-def test_openclaws_requests_are_one_session_though_its_context_moves(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The service of both agents; each is told by what it asks."""
+    script = [
+        {"when": "hello.txt", "pieces": [calls("shell", command="cat hello.txt"), "<|im_end|>"]},
+        {"when": "hello.txt", "pieces": ["Hi!", "<|im_end|>"]},
+        {"when": "What is here", "pieces": ["<think>Look.</think>", calls("shell", command="ls"), "<|im_end|>"]},
+        {"when": "What is here", "pieces": ["One file.", "<|im_end|>"]},
+    ]
+    with run(tmp_path_factory.mktemp("openclaw"), "openclaw/config.yaml", TOKEN, script=script) as started:
+        yield started
+
+
+def recorded_by(service: Running, agent: str) -> tuple[Interaction, ...]:
+    """The one session of this agent."""
+    [(summary, recorded)] = [one for one in service.sessions() if one[0].session.tags["user_agent"].startswith(agent)]
+    assert summary.session.task_id.startswith("conversation-")
+    return recorded
+
+
+def test_openclaws_requests_are_one_session_though_its_context_moves(service: Running) -> None:
     """The bodies that `openclaw agent exec` was seen to send, with the file's address and key."""
     provider, model = openclaw()
-    script = [{"pieces": [calls("shell", command="cat hello.txt"), "<|im_end|>"]}, {"pieces": ["Hi!", "<|im_end|>"]}]
     context = {"role": "user", "content": [{"type": "text", "text": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> Sunday"}]}
     messages: list[Any] = [
         {"role": "system", "content": "<!-- openclaw:attempt:STABLE --> You are a personal assistant."},
         {"role": "user", "content": "[Sun 2026-11-29 16:18 UTC] read hello.txt"},
     ]
-    with run(tmp_path, "openclaw/config.yaml", TOKEN, script=script) as service:
-        said = _stream(service, provider, model, [*messages, context])
-        call = said["tool_calls"][0]
-        echoed = {**call, "id": call["id"].replace("_", ""), "type": "function"}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [echoed]})
-        messages.append({"role": "tool", "tool_call_id": echoed["id"], "content": "Hello"})
-        assert _stream(service, provider, model, [*messages, context])["content"] == "Hi!"
-        [(summary, recorded)] = service.sessions()
-        assert summary.session.task_id.startswith("conversation-")
-        assert [one.branch_reason for one in recorded] == ["", "history_changed"]
+    said = _stream(service, provider, model, [*messages, context])
+    call = said["tool_calls"][0]
+    echoed = {**call, "id": call["id"].replace("_", ""), "type": "function"}
+    messages.append({"role": "assistant", "content": None, "tool_calls": [echoed]})
+    messages.append({"role": "tool", "tool_call_id": echoed["id"], "content": "Hello"})
+    assert _stream(service, provider, model, [*messages, context])["content"] == "Hi!"
+    assert [one.branch_reason for one in recorded_by(service, "OpenAI/JS")] == ["", "history_changed"]
 
 
 def _stream(service: Running, provider: dict[str, Any], model: dict[str, Any], messages: list[Any]) -> dict[str, Any]:
@@ -103,67 +117,33 @@ def _stream(service: Running, provider: dict[str, Any], model: dict[str, Any], m
     return whole
 
 
-def test_zeroclaws_requests_with_its_files_address_key_and_model(tmp_path: Path) -> None:
+def test_zeroclaws_requests_with_its_files_address_key_and_model(service: Running) -> None:
     """As the source of its OpenAI-compatible provider builds them: not streamed, a temperature always, reasoning echoed."""
     config = tomllib.loads((FOLDER / "zeroclaw.toml").read_text())
     kind, _, base = config["default_provider"].partition(":")
     assert kind == "custom"
-    script = [
-        {"pieces": ["<think>Look.</think>", calls("shell", command="ls"), "<|im_end|>"]},
-        {"pieces": ["One file.", "<|im_end|>"]},
+    messages: list[Any] = [
+        {"role": "system", "content": "You are ZeroClaw."},
+        {"role": "user", "content": "What is here?"},
     ]
-    messages: list[Any] = [{"role": "system", "content": "You are ZeroClaw."}, {"role": "user", "content": "What is here?"}]
-    with run(tmp_path, "openclaw/config.yaml", TOKEN, script=script) as service:
-        for _ in range(2):
-            answer = requests.post(
-                at(service, base).rstrip("/") + "/chat/completions",
-                json={
-                    "model": config["default_model"],
-                    "messages": messages,
-                    "temperature": 0.7,
-                    "tools": [SHELL],
-                    "tool_choice": "auto",
-                },
-                headers={"authorization": f"Bearer {config['api_key']}"},
-                timeout=60,
-            )
-            assert answer.status_code == 200, answer.text
-            message = answer.json()["choices"][0]["message"]
-            messages.append({name: value for name, value in message.items() if value is not None})
-            for call in message.get("tool_calls") or ():
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": "a.txt"})
-        assert messages[-1]["content"] == "One file."
-        [(_, recorded)] = service.sessions()
-        assert [one.token_parent for one in recorded] == [None, recorded[0].id]
-
-
-@pytest.mark.heavy
-def test_openclaw_itself_with_the_file(tmp_path: Path) -> None:
-    try:
-        program = install(OPENCLAW) / "node_modules" / ".bin" / "openclaw"
-        node = install(NODE_24) / "node_modules" / ".bin"
-    except NotInstalled as reason:
-        pytest.skip(str(reason))
-    work, home, config = tmp_path / "work", tmp_path / "home", tmp_path / "openclaw.json"
-    work.mkdir()
-    home.mkdir()
-    (work / "hello.txt").write_text("Hello")
-    script = [{"pieces": ["Hello", " there.", "<|im_end|>"]}]
-    with run(tmp_path, "openclaw/config.yaml", TOKEN, script=script) as service:
-        config.write_text((FOLDER / "openclaw.json").read_text().replace("http://127.0.0.1:8090", service.url))
-        environment = {"PATH": f"{node}{os.pathsep}/usr/bin:/bin", "HOME": os.fspath(home), "TERM": "dumb"}
-        done = subprocess.run(
-            [os.fspath(program), "agent", "exec", "say hello", "--config", os.fspath(config), "--cwd", os.fspath(work)]
-            + ["--local-model-lean", "--json"],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            timeout=240,
-            check=False,
+    for _ in range(2):
+        answer = requests.post(
+            at(service, base).rstrip("/") + "/chat/completions",
+            json={
+                "model": config["default_model"],
+                "messages": messages,
+                "temperature": 0.7,
+                "tools": [SHELL],
+                "tool_choice": "auto",
+            },
+            headers={"authorization": f"Bearer {config['api_key']}", "user-agent": "zeroclaw"},
+            timeout=60,
         )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        assert "Hello there." in done.stdout
-        [(summary, recorded)] = service.sessions()
-        assert len(recorded) == 1
-        assert summary.session.task_id.startswith("conversation-")
+        assert answer.status_code == 200, answer.text
+        message = answer.json()["choices"][0]["message"]
+        messages.append({name: value for name, value in message.items() if value is not None})
+        for call in message.get("tool_calls") or ():
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "a.txt"})
+    assert messages[-1]["content"] == "One file."
+    first, second = recorded_by(service, "zeroclaw")
+    assert (first.token_parent, second.token_parent) == (None, first.id)

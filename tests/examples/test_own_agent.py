@@ -25,7 +25,9 @@ def test_an_episode_with_a_tool_is_one_conversation_and_rewarded(tmp_path: Path)
         played = service.run(AGENT, service.url, "--episodes", "1")
         assert played.returncode == 0, played.stderr
         assert played.stdout.splitlines() == [
-            f"Let me add. It is {x + y}",
+            "Let me add.",
+            "",
+            f"It is {x + y}",
             f"episode 0: {x} + {y}, reward 1",
         ]
         [(summary, recorded)] = service.sessions()

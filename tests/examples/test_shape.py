@@ -37,7 +37,7 @@ def test_the_commands_and_links_of_its_readme_lead_somewhere(name: str, monkeypa
     monkeypatch.chdir(ROOT)
     folder = ROOT / "examples" / name
     text = (folder / "README.md").read_text()
-    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
     named = re.findall(r"examples/[\w./]+\.\w+", blocks)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
@@ -45,6 +45,6 @@ def test_the_commands_and_links_of_its_readme_lead_somewhere(name: str, monkeypa
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert (folder / link).exists(), link
-    for command in re.findall(r"areal train --config (\S+)((?:[^\n]|\\\n)*)", blocks):
+    for command in re.findall(r"areal train --config (\S+)(.*)", blocks):
         overrides = re.findall(r"[\w.]+=\S+", command[1])
         assert why_not(resolve(ROOT / command[0], overrides).config) == [], command

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,11 @@ def test_any_gateway_takes_any_key_of_the_run_and_none_of_another(service: Servi
         assert recorded[1].token_parent == recorded[0].id == first.id
         head, secret, mac = key.split(".")
         other = "w1" if worker == "w0" else "w0"
-        for forged in (f"sk-sess-{other}.{secret}.{mac}", f"{head}.{secret[::-1]}.{mac}", SessionKeys(b"x" * 32).mint("w0")):
+        for forged in (
+            f"sk-sess-{other}.{secret}.{mac}",
+            f"{head}.{secret[::-1]}.{mac}",
+            SessionKeys(b"x" * 32).mint("w0"),
+        ):
             for client in (ours, theirs):
                 answer = client.post("/v1/chat/completions", {"messages": said("2+2?")}, forged)
                 assert answer.status_code == 401
@@ -128,23 +133,17 @@ def test_t048_refreshes_through_two_gateways_race_and_no_call_is_lost(service: S
     key = started["api_key"]
     answered = [ours.chat(key, "before").id]
     won = 0
+    body = {"task_id": "refreshed", "api_key": key}
     for turn in range(3):
-        body = {"task_id": "refreshed", "api_key": key}
-        refreshes = [
-            lambda client=client: client.post("/rl/start_session", body)
-            for client in (ours, theirs, ours)
-        ]
-        chats = [
-            lambda client=client, k=k: client.chat(key, f"call {turn}.{k}").id
-            for k, client in enumerate((ours, theirs, ours, theirs))
-        ]
+        refreshes = [partial(client.post, "/rl/start_session", body) for client in (ours, theirs, ours)]
+        chats = [partial(client.chat, key, f"call {turn}.{k}") for k, client in enumerate((ours, theirs, ours, theirs))]
         results = at_once(*refreshes, *chats)
         statuses = Counter(answer.status_code for answer in results[:3])
         assert statuses[200] >= 1
         assert statuses[200] + statuses[409] == 3
         assert all(a.headers["x-should-retry"] == "false" for a in results[:3] if a.status_code == 409)
         won += statuses[200]
-        answered += results[3:]
+        answered += [answer.id for answer in results[3:]]
     sessions = [session_of(service, f"refreshed-{k}" if k else "refreshed") for k in range(won + 1)]
     assert [session.ending for session, _ in sessions] == ["refreshed"] * won + [None]
     recorded = [one.id for _, interactions in sessions for one in interactions]
@@ -173,7 +172,9 @@ def test_calls_at_once_in_one_session_in_every_protocol(service: Service) -> Non
 
     work = [
         lambda ask=ask, client=client, k=k: ask(client, k)
-        for k, (ask, client) in enumerate((ask, client) for ask in (chat, responses, messages) for client in (ours, theirs) * 2)
+        for k, (ask, client) in enumerate(
+            (ask, client) for ask in (chat, responses, messages) for client in (ours, theirs) * 2
+        )
     ]
     ids = at_once(*work)
     assert ours.post("/rl/end_session", {}, key).json()["interaction_count"] == len(work)
