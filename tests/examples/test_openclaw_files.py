@@ -85,7 +85,7 @@ def test_openclaws_requests_are_one_session_though_its_context_moves(service: Ru
     messages.append({"role": "assistant", "content": None, "tool_calls": [echoed]})
     messages.append({"role": "tool", "tool_call_id": echoed["id"], "content": "Hello"})
     assert _stream(service, provider, model, [*messages, context])["content"] == "Hi!"
-    assert [one.branch_reason for one in recorded_by(service, "OpenAI/JS")] == ["", "history_changed"]
+    assert [one.branch_reason for one in recorded_by(service, "OpenAI/JS")] == ["", "context_moved"]
 
 
 def _stream(service: Running, provider: dict[str, Any], model: dict[str, Any], messages: list[Any]) -> dict[str, Any]:
