@@ -129,7 +129,6 @@ class GenerateRequest:
     prompt_ids: IntArray
     sampling: SamplingParams
     rng_seed: int
-    prompt_text: str = ""  # the rendered prompt; only the scripted backend reads it
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """ids: what the backend gets. text: the same as text. parent: the interaction whose ids it extends, or None."""
+    """ids: what the backend gets. text: of a new branch the whole prompt, of a continuation what stands behind the recorded
+    ids; either way it ends as the prompt ends. parent: the interaction whose ids it extends, or None."""
 
     ids: IntArray
     text: str

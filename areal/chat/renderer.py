@@ -5,16 +5,19 @@
     prompt = renderer.extend(recorded, messages, tools)        # recorded ids + only what the new messages add
     if isinstance(prompt, Mismatch): ...                       # the template rewrites history: a new branch
 
-`extend` renders the whole new conversation and looks for the recorded one in it: the recorded prompt must be its beginning, the
+`extend` renders the new conversation and looks for the recorded one in it: the recorded prompt must be its beginning, the
 sampled answer must follow, and what comes after the answer (found by rendering once more with a marker in its place)
 is the only text that is tokenised. Token ids and text agree with a full rendering wherever the sampled text survives a round
-trip through the template; where it would not (T050), the sampled ids stand. Cost: four renderings of the conversation
-and the tokenisation of the new text. Templates: template.py. Matching of messages: canonical.py.
+trip through the template; where it would not (T050), the sampled ids stand. Cost: the tokenisation of the new text and four
+renderings, of a short stand-in where the conversation is long (window.py), so that turn 100 costs what turn 10 does; only
+where the stand-in shows a difference, and from time to time, it is the whole. Templates: template.py. Matching of messages:
+canonical.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +31,7 @@ from areal.chat.reasoning import reasoning_style
 from areal.chat.stream_parser import AnswerForm, StreamParser
 from areal.chat.template import ChatTemplate
 from areal.chat.tool_formats import tool_format
+from areal.chat.window import stand_in, whole_check_due
 from areal.config.rollout import ReasoningParser, ToolCallParser
 
 _MARKER = "areal-answer-8d1f0c"  # stands in an answer's place; no white space at its ends that a template could trim
@@ -82,8 +86,39 @@ class JinjaRenderer:
         reason = difference(recorded, messages)
         if reason:
             return Mismatch(reason, "history_changed")
-        history, reply = list(recorded.messages), recorded.reply
-        new = list(messages[len(history) + 1 :])
+        after = self._verified(recorded, messages, tools, kwargs)
+        return after if isinstance(after, Mismatch) else self._joined(recorded, after)
+
+    def _verified(
+        self,
+        recorded: Interaction,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, Any] | None,
+    ) -> str | Mismatch:
+        """As `_behind`, of a stand-in where that agrees: a refusal or a difference is always the whole conversation's."""
+        history, new = recorded.messages, messages[len(recorded.messages) + 1 :]
+        if not self.template.counts and not whole_check_due(len(history), len(messages)):
+            short = stand_in(history)
+            if len(short) < len(history):
+                with suppress(BadRequest):
+                    after = self._behind(recorded, short, new, tools, kwargs)
+                    if isinstance(after, str):
+                        return after
+        return self._behind(recorded, history, new, tools, kwargs)
+
+    def _behind(
+        self,
+        recorded: Interaction,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, Any] | None,
+    ) -> str | Mismatch:
+        """The text behind the recorded answer, its end-of-turn marker included, or why the recorded ids do not stand.
+
+        history: the recorded messages, or their stand-in. Raises BadRequest if the template refuses the whole."""
+        reply = recorded.reply
         full = self.template.render([*history, reply, *new], tools, kwargs, add_generation_prompt=True)
         try:
             opening = self.template.render(history, tools, kwargs, add_generation_prompt=True)
@@ -101,7 +136,7 @@ class JinjaRenderer:
         if opening.startswith(bare) and not self._ends_with(recorded.prompt_ids, opening[len(bare) :]):
             said = "the recorded prompt asked for its answer in another way (template arguments changed)"
             return Mismatch(said, "template_arguments")
-        return self._rewritten(recorded, full[len(opening) : len(full) - len(after)]) or self._joined(recorded, after)
+        return self._rewritten(recorded, full[len(opening) : len(full) - len(after)]) or after
 
     def _after_answer(
         self,
@@ -161,8 +196,7 @@ class JinjaRenderer:
         end = int(sampled[-1]) if len(sampled) and int(sampled[-1]) in self.tokenizer.eos_ids else None
         ids = self._continued(after) if end is None else self._after_end(end, after)
         joined = np.concatenate([recorded.prompt_ids, sampled, np.array(ids, dtype=np.int32)])
-        text = self.tokenizer.decode(joined.tolist(), skip_special=False)
-        return RenderedPrompt(joined.astype(np.int32), text, recorded.id)
+        return RenderedPrompt(joined.astype(np.int32, copy=False), after, recorded.id)
 
     def _after_end(self, end: int, after: str) -> list[int]:
         """Ids of `after` less its end token: `end` was sampled and stands for it, also where it is another one."""

@@ -64,6 +64,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens or {})
         self._needs = TemplateNeeds.of(source)
+        self.counts = self._needs.numbered_ids  # its text of a turn depends on how many calls came before
         try:
             self._environment = _environment()
             self._template = self._environment.from_string(source)

@@ -32,6 +32,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import uvloop
+
 from areal.base.atomic import write_atomic
 from areal.base.errors import ArealError, ConfigError
 from areal.cluster.process_tree import end, exists, kill, members
@@ -167,7 +169,8 @@ def run_child(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
         signal.signal(signal.SIGTERM, _exit_cleanly)
         stop_on_parent_death(spec)
         if inspect.iscoroutinefunction(main):
-            asyncio.run(_until_terminated(main(spec)))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_until_terminated(main(spec)))
         else:
             main(spec)
     except ConfigError as error:

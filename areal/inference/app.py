@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
@@ -115,46 +116,47 @@ class WireApp:
         self, chunks: AsyncGenerator[TokenChunk, None], gone: asyncio.Future[None], events: _Events
     ) -> None:
         """Send chunks until the last one, pings between them, and stop at once when the client has gone."""
-        while True:
-            following: asyncio.Future[TokenChunk | None] = asyncio.ensure_future(_next(chunks))
-            either: set[asyncio.Future[Any]] = {following, gone}
-            try:
-                while not following.done():
-                    wait_s = self._ping_s if events.started else self._hold_s
-                    await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-                    if gone.done():
-                        return
-                    if not following.done():
-                        await events.send(PING)
-            finally:
-                await _cancel(following)
-            chunk = following.result()
-            if chunk is None:
-                await events.finish(DONE_EVENT)
-                return
-            await events.send(wire.encode_chunk(chunk))
+        sending = asyncio.ensure_future(_send_all(chunks, events))
+        either: set[asyncio.Future[Any]] = {sending, gone}
+        try:
+            while not sending.done():
+                wait_s = events.sent_at + (self._ping_s if events.started else self._hold_s) - time.monotonic()
+                await asyncio.wait(either, timeout=max(0.0, wait_s), return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    return
+                if wait_s <= 0 and not sending.done():
+                    await events.send(PING)
+        finally:
+            await _cancel(sending)
+        sending.result()
 
 
 class _Events:
-    """An SSE response whose status is decided by its first event."""
+    """An SSE response whose status is decided by its first event. sent_at: time.monotonic() of the last one."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._one_at_a_time = asyncio.Lock()  # a ping and a chunk
         self.started = False
+        self.sent_at = time.monotonic()
 
     async def send(self, event: bytes, *, more: bool = True) -> None:
-        if not self.started:
-            self.started = True
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": event, "more_body": more})
+        async with self._one_at_a_time:
+            self.sent_at = time.monotonic()
+            if not self.started:
+                self.started = True
+                headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": event, "more_body": more})
 
     async def finish(self, event: bytes) -> None:
         await self.send(event, more=False)
 
 
-async def _next(chunks: AsyncGenerator[TokenChunk, None]) -> TokenChunk | None:
-    return await anext(chunks, None)
+async def _send_all(chunks: AsyncGenerator[TokenChunk, None], events: _Events) -> None:
+    async for chunk in chunks:
+        await events.send(wire.encode_chunk(chunk))
+    await events.finish(DONE_EVENT)
 
 
 async def _cancel(future: asyncio.Future[Any]) -> None:
@@ -162,6 +164,8 @@ async def _cancel(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.cancel()
         await asyncio.wait({future})
+    if not future.cancelled():
+        future.exception()  # looked at: nobody else may, when the client has gone
 
 
 async def _body(receive: Receive) -> bytes:

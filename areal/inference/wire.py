@@ -56,7 +56,6 @@ class GenerateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     token_ids: list[int]
     sampling_params: SamplingBody
     stream: bool = True
-    prompt_text: str = ""
 
 
 class ChunkBody(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -141,7 +140,6 @@ def encode_request(request: GenerateRequest) -> bytes:
                 stop_token_ids=sampling.stop_token_ids,
                 logprobs=sampling.top_logprobs,
             ),
-            prompt_text=request.prompt_text,
         )
     )
 
@@ -177,7 +175,6 @@ def decode_request(body: bytes) -> GenerateRequest:
             top_logprobs=wanted.logprobs,
         ),
         rng_seed=wanted.seed,
-        prompt_text=said.prompt_text,
     )
 
 

@@ -44,7 +44,9 @@ class Conversation:
 
     def __init__(self, interactions: Iterable[Interaction] = ()) -> None:
         self._by_id: dict[str, Interaction] = {}
-        self._messages: dict[Message, Message] = {}  # every turn brings the whole history again: keep each text once
+        # Every turn brings the whole history again: each text is kept once, and its key is worked out once.
+        self._messages: dict[Message, Message] = {}
+        self._keys: dict[Message, bytes] = {}
         self._ends: dict[bytes, list[str]] = {}
         self._bodies: dict[bytes, list[str]] = {}
         self._undelivered: set[str] = set()
@@ -55,6 +57,7 @@ class Conversation:
         self._calls: set[str] = set()  # ids of answers, whatever the number of their choices
         self._next_index = 0
         self.first_model: str | None = None
+        self.size = 0  # bytes in memory, roughly
         for interaction in sorted(interactions, key=lambda one: one.index):
             self.add(interaction)
 
@@ -72,12 +75,15 @@ class Conversation:
 
     def add(self, interaction: Interaction) -> None:
         """Remember a stored interaction."""
-        messages = tuple(self._messages.setdefault(one, one) for one in interaction.messages)
-        reply = self._messages.setdefault(interaction.reply, interaction.reply)
+        messages = tuple(map(self._kept, interaction.messages))
+        reply = self._kept(interaction.reply)
+        self.size += (
+            interaction.prompt_ids.nbytes + 16 * len(interaction.completion.token_ids) + 8 * len(messages) + 2000
+        )
         interaction = replace(interaction, messages=messages, reply=reply)
         self._by_id[interaction.id] = interaction
         self._calls.add(interaction.id.partition("#")[0])
-        self._replies.add(message_key(reply))
+        self._replies.add(self._keys[reply])
         if interaction.credit_parent is not None:
             self._continued.add(interaction.credit_parent)
         if interaction.token_parent is not None:
@@ -85,7 +91,7 @@ class Conversation:
         self._next_index = max(self._next_index, interaction.index + 1)
         if self.first_model is None:
             self.first_model = interaction.model
-        chain = _chain(interaction.tools, (*interaction.messages, interaction.reply))
+        chain = self._chain(interaction.tools, (*interaction.messages, interaction.reply))
         self._ends.setdefault(chain[-1], []).append(interaction.id)
         self._bodies.setdefault(_body(chain[-2], interaction.model), []).append(interaction.id)
 
@@ -105,7 +111,7 @@ class Conversation:
         if found or call.previous in self._by_id:
             return 2
         last = next((one for one in reversed(call.messages) if one.role == "assistant"), None)
-        return int(last is not None and message_key(last) in self._replies)
+        return int(last is not None and self._key(last) in self._replies)
 
     def retag(self, interaction_id: str, tag: Tag) -> None:
         one = self._by_id[interaction_id]
@@ -128,7 +134,7 @@ class Conversation:
         """Interactions whose messages and reply are the longest recorded prefix of this call's messages.
 
         Several when the same text was sampled twice: the one that the call names, those that are steps, then the newest."""
-        chain = _chain(call.tools, call.messages)
+        chain = self._chain(call.tools, call.messages)
         for key in reversed(chain[1:-1]):  # at least one new message follows the recorded reply
             ids = self._ends.get(key)
             if ids:
@@ -157,7 +163,7 @@ class Conversation:
 
     def _repeats(self, call: ModelCall) -> list[Interaction]:
         """Earlier answers to the same messages, tools and model that are still steps, oldest first."""
-        key = _body(_chain(call.tools, call.messages)[-1], call.model)
+        key = _body(self._chain(call.tools, call.messages)[-1], call.model)
         found = [self._by_id[one] for one in self._bodies.get(key, [])]
         return [one for one in found if NOT_A_STEP.isdisjoint(one.tags)]
 
@@ -171,7 +177,7 @@ class Conversation:
 
     def _cut_off(self, call: ModelCall) -> bool:
         """Whether the newest answer to this very body was aborted."""
-        asked = self._bodies.get(_body(_chain(call.tools, call.messages)[-1], call.model))
+        asked = self._bodies.get(_body(self._chain(call.tools, call.messages)[-1], call.model))
         return asked is not None and "aborted" in self._by_id[asked[-1]].tags
 
     def divergence(
@@ -182,7 +188,7 @@ class Conversation:
         None for the session's first, and for one that goes on where nothing has gone on yet."""
         if not self._by_id or (found and self._is_free(found[0])):
             return None
-        asked = self._bodies.get(_body(_chain(call.tools, call.messages)[-1], call.model))
+        asked = self._bodies.get(_body(self._chain(call.tools, call.messages)[-1], call.model))
         if asked is not None:
             if self.superseded_by(call) or self._cut_off(call):
                 return Divergence(
@@ -210,13 +216,27 @@ class Conversation:
     def _is_free(self, one: Interaction) -> bool:
         return one.id not in self._extended and not self._claimed[one.id]
 
+    def _chain(self, tools: Sequence[Tool], messages: Sequence[Message]) -> list[bytes]:
+        """Hash after the tools, after the first message, ... after the last: len(messages) + 1 values."""
+        chain = [_digest(tools_key(tools))]
+        for message in ordered(messages):  # parallel tool results come back in any order
+            chain.append(_digest(chain[-1] + self._key(message)))
+        return chain
 
-def _chain(tools: Sequence[Tool], messages: Sequence[Message]) -> list[bytes]:
-    """Hash after the tools, after the first message, ... after the last: len(messages) + 1 values."""
-    chain = [blake2b(tools_key(tools), digest_size=16).digest()]
-    for message in ordered(messages):  # parallel tool results come back in any order
-        chain.append(blake2b(chain[-1] + message_key(message), digest_size=16).digest())
-    return chain
+    def _key(self, message: Message) -> bytes:
+        return self._keys.get(message) or _digest(message_key(message))
+
+    def _kept(self, message: Message) -> Message:
+        kept = self._messages.setdefault(message, message)
+        if kept is message and message not in self._keys:
+            self._keys[message] = _digest(message_key(message))
+            self.size += 500 + len(message.content) + len(message.reasoning)
+            self.size += sum(200 + len(call.arguments) for call in message.tool_calls)
+        return kept
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
 
 
 def _body(chain: bytes, model: str) -> bytes:

@@ -10,6 +10,7 @@ One owner, the event loop. Made and ended by sessions.py; used by recorder.py.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ class LiveSession:
         self.session = session
         self.conversation = conversation
         self.closing = False
+        self.used_at = time.monotonic()  # the last call's end, or when it was loaded
         self._calls: set[asyncio.Task[Any]] = set()
 
     @property
@@ -47,6 +49,7 @@ class LiveSession:
             yield
         finally:
             self._calls.discard(task)
+            self.used_at = time.monotonic()
 
     async def idle(self) -> None:
         """Wait until no call is in flight."""

@@ -256,7 +256,6 @@ class Recorder:
             prompt_ids=running.plan.prompt.ids,
             sampling=running.sampling,
             rng_seed=seed,
-            prompt_text=running.plan.prompt.text,
         )
 
     def _complete(self, asked: SamplingParams, prompt_tokens: int, purpose: Purpose) -> SamplingParams:

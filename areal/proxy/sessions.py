@@ -7,8 +7,9 @@
     row = await sessions.end(key)
 
 The store's rows decide; what lies here is a cache of them and the calls in flight. A session that another process started
-is loaded on first use (a dead worker's sessions are taken over that way). While a key is being refreshed its model
-calls are held and land whole in the new session (settled 11). Used by app.py and control.py; expiry runs in `serving()`.
+is loaded on first use (a dead worker's sessions are taken over that way), and one that rests is let go of: its next call loads
+it again. While a key is being refreshed its model calls are held and land whole in the new session (settled 11). Used by
+app.py and control.py; expiry and letting go run in `serving()`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from areal.web.auth import SessionKey, SessionKeys
 
 _log = logging.getLogger("areal.proxy")
 
+RESTING_S = 300.0
+RESTING_BYTES = 256 * 2**20
 NEVER_STARTED = "no session was ever started with this key; start one with POST /rl/start_session"
 ENDED_BECAUSE: Mapping[Ending, str] = {
     "ended": "the session has ended",
@@ -44,17 +47,27 @@ ENDED_BECAUSE: Mapping[Ending, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SessionPolicy:
-    """Times in seconds. closing_bound_s: how long calls in flight may go on after end_session."""
+    """Times in seconds. closing_bound_s: how long calls in flight may go on after end_session.
+
+    resting_s, resting_bytes: a session without a call for so long is let go of, and the longest unused ones when all that
+    rest take more memory than this. What only memory knows goes with them: which answers were never delivered."""
 
     session_timeout_s: float = 3600.0
     refresh_timeout_s: float = 120.0
     reward_grace_s: float = 0.0
     closing_bound_s: float = 10.0
+    resting_s: float = RESTING_S
+    resting_bytes: int = RESTING_BYTES
 
     @classmethod
     def of(cls, agent: AgentConfig, closing_bound_s: float = 10.0) -> SessionPolicy:
+        timeout_s = agent.session_timeout_seconds
         return cls(
-            agent.session_timeout_seconds, agent.refresh_timeout_seconds, agent.reward_grace_seconds, closing_bound_s
+            timeout_s,
+            agent.refresh_timeout_seconds,
+            agent.reward_grace_seconds,
+            closing_bound_s,
+            resting_s=min(RESTING_S, timeout_s / 4),
         )
 
 
@@ -194,7 +207,7 @@ class Sessions:
         if row is None:
             raise InvalidKey(NEVER_STARTED)
         if row.ending is not None:
-            self._forget(key_hash)
+            self._forget(row)
             raise InvalidKey(f"{ENDED_BECAUSE[row.ending]} ({row.id}); start it again with POST /rl/start_session")
         if awake and self._clock() - row.last_active_at > self._policy.session_timeout_s / 2:
             await self._store.sessions.touch(row.id)  # before expiry takes it under the call's hands
@@ -259,14 +272,31 @@ class Sessions:
         if grace is not None and grace is not asyncio.current_task():
             grace.cancel()
         row = await self._store.sessions.end(live.id, ending)
-        self._forget(key_hash)
+        self._forget(row)
         return row
 
-    def _forget(self, key_hash: str) -> None:
-        live = self._live.pop(key_hash, None)
-        if live is not None:
+    def _forget(self, row: Session) -> None:
+        """A session that has ended, whether it is held here or was let go of."""
+        live = self._live.get(row.key_hash)
+        if live is not None and live.id == row.id:
             live.closing = True
-            self._on_end(live.id)
+            del self._live[row.key_hash]
+        self._on_end(row.id)
+
+    def let_rest(self) -> None:
+        """Let go of sessions that nobody has called for a while; the store has all of them."""
+        resting = [
+            (key_hash, live)
+            for key_hash, live in self._live.items()
+            if not live.in_flight and not live.closing and key_hash not in self._locks
+        ]
+        resting.sort(key=lambda one: one[1].used_at)
+        size, now = sum(live.conversation.size for _, live in resting), time.monotonic()
+        for key_hash, live in resting:
+            if size <= self._policy.resting_bytes and now - live.used_at <= self._policy.resting_s:
+                return
+            size -= live.conversation.size
+            del self._live[key_hash]
 
     async def _end_later(self, key_hash: str, live: LiveSession) -> None:
         await asyncio.sleep(self._policy.reward_grace_s)
@@ -277,6 +307,7 @@ class Sessions:
         period = min(30.0, max(0.05, self._policy.session_timeout_s / 4))
         while True:
             await asyncio.sleep(period)
+            self.let_rest()
             try:
                 await self.expire_idle()
             except ArealError as error:  # the store is busy or full: the next round tries again
@@ -290,7 +321,7 @@ class Sessions:
         idle_since = self._clock() - self._policy.session_timeout_s
         expired = await self._store.sessions.expire(idle_since, busy)
         for row in expired:
-            self._forget(row.key_hash)
+            self._forget(row)
             _log.info("session %s expired after %.0f s without a call", row.id, self._policy.session_timeout_s)
         return expired
 

@@ -3,7 +3,8 @@
     sock = bind(host, port, setting="--port")
     await serve(app, sock, ready=lambda url: announce("Gateway", f"listening at {url}"), drain=refuse_new_sessions)
 
-Draining: `drain` runs first, while the port still answers (new sessions get 503, live ones finish); then the port closes
+Each connection takes a file descriptor, so the process takes as many as the system lets it have: the usual soft limit of
+1024 would refuse the thousandth agent. Draining: `drain` runs first, while the port still answers (new sessions get 503, live ones finish); then the port closes
 and requests in flight have grace_s. A second signal skips the waiting. Used by gateway, rollout worker, inference servers.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,6 +22,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from areal.web.address import url_of
+
+OPEN_FILES = 65_536
 
 
 class _Server(uvicorn.Server):
@@ -54,6 +58,7 @@ async def serve(
 ) -> None:
     """Returns when everything is closed. ready(url) is called once the port answers. stop: another way to end it."""
     stop = stop or asyncio.Event()
+    allow_open_files()
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -79,6 +84,14 @@ async def serve(
         finally:
             server.should_exit = True
             await running
+
+
+def allow_open_files(most: int = OPEN_FILES) -> None:
+    """Raise this process's soft limit of open files to `most`, as far as its hard limit goes. Never lowers it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _first(running: asyncio.Task[None], *others: Coroutine[Any, Any, Any]) -> None:

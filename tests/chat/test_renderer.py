@@ -56,6 +56,11 @@ def extended(outcome: RenderedPrompt | Mismatch, recorded: Interaction) -> Rende
     return outcome
 
 
+def whole(renderer: JinjaRenderer, prompt: RenderedPrompt) -> str:
+    """The text that the ids spell."""
+    return renderer.tokenizer.decode(prompt.ids.tolist(), skip_special=False)
+
+
 def reason(outcome: RenderedPrompt | Mismatch) -> str:
     assert isinstance(outcome, Mismatch), outcome
     return outcome.reason
@@ -73,8 +78,10 @@ def test_an_answer_that_round_trips_gives_the_templates_own_ids(name: str, model
     messages = [QUESTION, recorded.reply, NEXT]
     prompt = extended(renderer.extend(recorded, messages), recorded)
     full = renderer.render(messages)
-    assert prompt.text == full.text or name == "instructions_alternating"  # SentencePiece: a space before `<s>[INST]`
-    assert prompt.text.replace(" ", "") == full.text.replace(" ", "")
+    assert (
+        whole(renderer, prompt) == full.text or name == "instructions_alternating"
+    )  # SentencePiece: a space before `<s>[INST]`
+    assert whole(renderer, prompt).replace(" ", "") == full.text.replace(" ", "")
     if name != "instructions_alternating":
         assert prompt.ids.tolist() == full.ids.tolist()
 
@@ -97,7 +104,7 @@ def test_t050_ids_that_encode_differently_stand() -> None:
     prompt = extended(renderer.extend(recorded, messages), recorded)
     added = prompt.ids[len(recorded.prompt_ids) + 2 :].tolist()
     assert added == toy.encode("<|im_end|>\n<|im_start|>user\nand 3+3?<|im_end|>\n<|im_start|>assistant\n")
-    assert prompt.text == renderer.render(messages).text
+    assert whole(renderer, prompt) == renderer.render(messages).text
     edited = renderer.extend(recorded, [QUESTION, Message("assistant", "ba"), NEXT])
     assert reason(edited) == "the reply (assistant) is not the recorded one"
 
@@ -123,7 +130,7 @@ def test_t051_a_template_that_keeps_reasoning_goes_on() -> None:
         recorded = record(renderer, [QUESTION], renderer.tokenizer.encode(text + "<|im_end|>"), reply=reply)
         for echo in ("4", text):
             prompt = extended(renderer.extend(recorded, [QUESTION, Message("assistant", echo), NEXT]), recorded)
-            assert prompt.text.count(text) == 1
+            assert whole(renderer, prompt).count(text) == 1
 
 
 def test_reasoning_inside_a_tool_loop_goes_on_although_the_template_strips_older_ones(
@@ -134,7 +141,7 @@ def test_reasoning_inside_a_tool_loop_goes_on_although_the_template_strips_older
     recorded = record(renderer, [QUESTION], sampled)
     messages = [QUESTION, recorded.reply, Message("tool", "4", tool_call_id="c1")]
     prompt = extended(renderer.extend(recorded, messages), recorded)
-    assert prompt.text == renderer.render(messages).text
+    assert whole(renderer, prompt) == renderer.render(messages).text
 
 
 def test_t053_another_end_token_stands_for_the_templates(models_by_template: Models) -> None:
@@ -146,7 +153,7 @@ def test_t053_another_end_token_stands_for_the_templates(models_by_template: Mod
     recorded = record(renderer, [QUESTION], [*tokenizer.encode("4"), other])
     assert recorded.reply.content == "4"
     prompt = extended(renderer.extend(recorded, [QUESTION, recorded.reply, NEXT]), recorded)
-    assert "4<|endoftext|>\n<|im_start|>user\n" in prompt.text
+    assert "4<|endoftext|>\n<|im_start|>user\n" in whole(renderer, prompt)
 
 
 def test_t055_arguments_printed_anew_keep_the_sampled_tokens() -> None:
@@ -158,8 +165,8 @@ def test_t055_arguments_printed_anew_keep_the_sampled_tokens() -> None:
     echo = Message("assistant", tool_calls=(ToolCall("call1", "add", '{"a": "é", "b": 2}'),))
     result = Message("tool", "3", tool_call_id="call1")
     prompt = extended(renderer.extend(recorded, [QUESTION, echo, result], [TOOL]), recorded)
-    assert sampled in prompt.text
-    assert prompt.text.endswith("<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    assert sampled in whole(renderer, prompt)
+    assert whole(renderer, prompt).endswith("<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
     other = Message("assistant", tool_calls=(ToolCall("call1", "add", '{"a": "é", "b": 3}'),))
     assert "the reply" in reason(renderer.extend(recorded, [QUESTION, other, result], [TOOL]))
     assert reason(renderer.extend(recorded, [QUESTION, echo, result])) == "the tools changed"
@@ -244,9 +251,9 @@ def test_any_sampled_ids_over_several_turns_are_a_prefix_of_the_next_prompt(
             prompt = extended(renderer.extend(recorded, messages), recorded)
             full = renderer.render(messages).text
             if faithful and name != "instructions_alternating":
-                assert prompt.text == full
-            elif "\ufffd" not in prompt.text + full:
-                assert "".join(prompt.text.split()) == "".join(full.split())
+                assert whole(renderer, prompt) == full
+            elif "\ufffd" not in whole(renderer, prompt) + full:
+                assert "".join(whole(renderer, prompt).split()) == "".join(full.split())
         sampled = data.draw(st.lists(st.sampled_from(ordinary), max_size=6))
         ended = data.draw(st.booleans())
         ids = [*sampled, tokenizer.eos_ids[0]] if ended else sampled
@@ -279,4 +286,4 @@ def test_a_reply_is_rendered_as_recorded_whatever_came_back(models_by_template: 
     recorded = record(renderer, [QUESTION], [*renderer.tokenizer.encode(" 4 "), end_id(renderer)])
     for echo in (recorded.reply, replace(recorded.reply, content="4")):
         prompt = extended(renderer.extend(recorded, [QUESTION, echo, NEXT]), recorded)
-        assert "assistant\n 4 <|im_end|>" in prompt.text
+        assert "assistant\n 4 <|im_end|>" in whole(renderer, prompt)

@@ -19,7 +19,7 @@ from areal.inference.scripted.script import read_script
 
 def request(session: str) -> GenerateRequest:
     sampling = SamplingParams(max_tokens=9, temperature=1.0)
-    return GenerateRequest("r", session, np.array([97], dtype=np.int32), sampling, 0, "a")
+    return GenerateRequest("r", session, np.array([97], dtype=np.int32), sampling, 0)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Server:
     def request(self, text: str, session: str, **sampling: Any) -> GenerateRequest:
         prompt = self.renderer.tokenizer.encode(text)
         params = SamplingParams(**{"max_tokens": 5000, "temperature": 1.0, **sampling})
-        return GenerateRequest(f"req-{session}", session, np.array(prompt, dtype=np.int32), params, 1, text)
+        return GenerateRequest(f"req-{session}", session, np.array(prompt, dtype=np.int32), params, 1)
 
     async def calls(self) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -273,3 +273,26 @@ async def test_a_second_signal_skips_the_waiting() -> None:
     child.send_signal(signal.SIGTERM)
     assert await child.stdout.read() == b"closed\n"
     assert await child.wait() == 0
+
+
+async def test_a_server_takes_as_many_connections_as_the_system_lets_it_have() -> None:
+    program = """
+import asyncio, resource
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard))
+from areal.web.address import bind
+from areal.web.app import create_app
+from areal.web.serve import serve
+asyncio.run(serve(create_app("many", max_body_bytes=1000), bind("127.0.0.1", 0), ready=lambda url: print(url, flush=True)))
+"""
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert child.stdout is not None
+    host, port = (await child.stdout.readline()).decode().strip().removeprefix("http://").split(":")
+    clients = [await asyncio.open_connection(host, int(port)) for _ in range(60)]
+    for reader, writer in clients:  # all of them are open at once
+        writer.write(b"GET /nothing HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+    for _, writer in clients:
+        writer.close()
+    child.send_signal(signal.SIGTERM)
+    assert await child.wait() == 0

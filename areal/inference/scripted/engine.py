@@ -26,7 +26,7 @@ from areal.base.types import FinishReason, GenerateRequest, TokenChunk
 from areal.inference.backend import BackendHealth
 from areal.inference.scripted.script import Failure, Script, ScriptedLine, ScriptedToken
 
-MAX_SESSIONS = 100_000  # whose place in the script is remembered
+MAX_SESSIONS = 10_000  # whose place in the script is remembered; the longest unused one is forgotten first
 MAX_CALLS = 1000  # listed by /calls
 
 
@@ -58,6 +58,7 @@ class ScriptedEngine:
         self._groups: dict[re.Pattern[str] | None, list[ScriptedLine]] = {}  # lines that are played in turn
         for line in script.lines:
             self._groups.setdefault(line.when, []).append(line)
+        self._patterns = [pattern for pattern in self._groups if pattern is not None]
         self._version = version
         self._open = asyncio.Event()  # set: not paused
         self._open.set()
@@ -153,8 +154,10 @@ class ScriptedEngine:
 
     def _choose(self, request: GenerateRequest) -> ScriptedLine:
         """The line that answers. Raises BackendError if the script has none for this prompt."""
-        prompt = request.prompt_text or self._script.vocabulary.decode(request.prompt_ids.tolist(), skip_special=False)
-        group = next((pattern for pattern in self._groups if pattern is not None and pattern.search(prompt)), None)
+        group: re.Pattern[str] | None = None
+        if self._patterns:
+            prompt = self._script.vocabulary.decode(request.prompt_ids.tolist(), skip_special=False)
+            group = next((pattern for pattern in self._patterns if pattern.search(prompt)), None)
         lines = self._groups.get(group)
         if lines is None:
             raise BackendError(f'no line of {self._script.path} fits this prompt; add one without "when"')
