@@ -283,7 +283,7 @@ class Sessions:
             del self._live[row.key_hash]
         self._on_end(row.id)
 
-    def let_rest(self) -> None:
+    def _let_rest(self) -> None:
         """Let go of sessions that nobody has called for a while; the store has all of them."""
         resting = [
             (key_hash, live)
@@ -307,14 +307,14 @@ class Sessions:
         period = min(30.0, max(0.05, self._policy.session_timeout_s / 4))
         while True:
             await asyncio.sleep(period)
-            self.let_rest()
             try:
                 await self.expire_idle()
             except ArealError as error:  # the store is busy or full: the next round tries again
                 _log.warning("expiry of idle sessions failed, it is tried again in %.0f s: %s", period, error)
 
     async def expire_idle(self) -> tuple[Session, ...]:
-        """One round of expiry. Returns the sessions it ended."""
+        """One round of expiry. Returns the sessions it ended; those that only rest are let go of on the way."""
+        self._let_rest()
         busy = self.busy()
         for session_id in busy:
             await self._store.sessions.touch(session_id)

@@ -41,7 +41,7 @@ async def test_a_session_in_use_is_held_however_long_the_call_takes(make_service
     await eventually(lambda: service.calls()["running"] == 1)
     since = time.monotonic()
     await eventually(lambda: time.monotonic() - since > 1)
-    service.proxy.sessions.let_rest()
+    await service.proxy.sessions.expire_idle()
     assert held(service) == 1
     await service.engine.resume()
     await call
@@ -60,7 +60,7 @@ async def test_the_longest_unused_go_first_when_they_take_too_much_memory(make_s
         with live.calling(asyncio.current_task()):
             pass
     assert sessions.counts()["sessions"] == 3
-    sessions.let_rest()
+    await sessions.expire_idle()
     assert sessions.counts()["sessions"] == 2
     assert await sessions.of(checked[2]) is live  # the last one used is still the same
     await sessions.of(checked[0])
