@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +227,26 @@ def test_T065_across_a_swap_each_token_has_the_version_and_log_prob_of_its_weigh
     assert engine.scheduler.reused_tokens - reused >= 3 * 90  # the group's prompt again once under the new weights
     follow = add(engine, np.concatenate([group[0].known, prompt[:5]]), seed=77)
     assert_exact(newer, run(engine), follow, version=2)
+
+
+def test_a_swap_frees_the_former_kv_at_once(net: DenseNet, folder: Path) -> None:
+    """Without the cycle collector, which counts objects and lets gigabytes lie: several caches' worth at the demo's pace."""
+    engine = engine_of(net)
+    for seed, prompt in enumerate(prompts(4, low=60)):
+        add(engine, prompt, seed=seed, max_tokens=25)
+    run(engine, steps=12)
+    scheduler = engine.scheduler
+    held = [node.kv for node in scheduler.prefixes._nodes()] + [bank.storage for bank in scheduler._cache.banks]
+    assert len(held) > 4
+    former = [weakref.ref(tensor) for tensor in held]
+    del held
+    gc.collect()
+    gc.disable()
+    try:
+        engine.swap(changed(net, folder, 0.05), 2)
+        assert [ref for ref in former if ref() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_sampled_tokens_do_not_depend_on_the_batch(net: DenseNet) -> None:
