@@ -127,7 +127,7 @@ class KvCache:
         """Forget everything, at a swap of the weights. SequenceKv handed out before are void; their memory is free at once."""
         for bank in self._banks.values():
             for kv in bank.rows:
-                kv.bank = None  # row and bank know each other: only the cycle collector would free them, some swaps later
+                kv.bank = None  # else only the cycle collector would free the two, some swaps later
         self._banks.clear()
 
     def zeros(self, rows: int, capacity: int) -> Tensor:
