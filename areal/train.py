@@ -59,6 +59,7 @@ async def train(run: Run) -> None:
             await learner.snapshots.save_if_due(step + 1)
             if run.evaluation.due(step + 1):
                 await evaluate(run, step + 1)
+        await run.store.training.take(run.gate.current, {})  # stopped or done: no step owns anything
         run.dispatcher.stop_feeding()
         await run.gate.close_admission()
         await evaluate(run, run.gate.current.step, last=True)

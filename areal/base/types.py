@@ -270,7 +270,8 @@ class SessionRequest:
 @dataclass(frozen=True, slots=True)
 class Session:
     """A session as the store keeps it. ending None: it runs. sample: its place in its group, 0 .. n_samples-1.
-    attempt: its place among the tries of its task, counted on over groups that were not dropped; keys the sampler."""
+    attempt: its place among the tries of its task, counted on over groups that were not dropped; keys the sampler.
+    excluded_because: what was said when it was excluded. deleted_at: when its content was deleted; its sums stay."""
 
     id: str
     task_id: str
@@ -286,6 +287,8 @@ class Session:
     ended_at: float | None = None
     interaction_count: int = 0
     attempt: int = 0
+    excluded_because: str = ""
+    deleted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ _ROUTES = {
     "/rl/set_reward": Route("set_reward", _POST, "any_key", "openai", "/rl/set_reward"),
     "/rl/end_session": Route("end_session", _POST, "session", "openai", "/rl/end_session"),
     "/rl/session": Route("session", ("GET", "POST"), "session", "openai", "/rl/session"),
+    "/rl/exclude_session": Route("exclude", _POST, "admin", "openai", "/rl/exclude_session"),
     "/rl/export_trajectories": Route("export", _POST, "admin", "openai", "/rl/export_trajectories"),
     "/export_trajectories": Route("export", _POST, "admin", "openai", "/rl/export_trajectories"),
     "/health": Route("health", _READ, "none"),

@@ -1,8 +1,8 @@
-"""The control routes of a worker: start, reward, end, look at and export sessions.
+"""The control routes of a worker: start, reward, end, look at, exclude and export sessions.
 
     ControlRoutes(sessions, store, callers, keys, agent).add_to(app)
 
-Two key classes: the admin key opens start_session and export_trajectories, a session key the rest (or the internal token, for the
+Two key classes: the admin key opens start_session, exclude_session and export_trajectories, a session key the rest (or the internal token, for the
 session that its topic names); the wrong class is 403, no good key 401. Bodies are read field by field, so that NaN, "1.0" or true is no reward (T043) and an earlier reward stays. With
 `rollout.agent.reward_key: admin` only the admin key rewards, naming the session. Keys are never logged. Used by app.py.
 """
@@ -53,6 +53,7 @@ class ControlRoutes:
         app.add_api_route("/rl/set_reward", self._reward, methods=["POST"])
         app.add_api_route("/rl/end_session", self._end, methods=["POST"])
         app.add_api_route("/rl/session", self._look, methods=["GET", "POST"])
+        app.add_api_route("/rl/exclude_session", self._exclude, methods=["POST"])
         for path in ("/rl/export_trajectories", "/export_trajectories"):
             app.add_api_route(path, self._export, methods=["POST"])
 
@@ -92,6 +93,20 @@ class ControlRoutes:
             raise NotFound(f"session {fields.shown(session.id)} was deleted just now; start another one")
         return _json(records.looked_at(summary, interactions, in_flight))
 
+    async def _exclude(self, request: Request) -> Response:
+        self._require_admin(request, "exclude_session")
+        body = await _body(request)
+        session_id = fields.as_text(body.get("session_id"), "session_id")
+        because, delete = body.get("reason"), body.get("delete", False)
+        if not isinstance(delete, bool):
+            raise BadRequest("delete must be true or false", param="delete")
+        reason = "" if because is None else _name(because, "reason")
+        session = await self._sessions.exclude(session_id, reason, delete=delete)
+        summary = await self._store.reading.session(session.id)
+        assert summary is not None
+        _log.info("session %s was excluded by request: %s", session.id, summary.fate)
+        return _json({"message": "success", "session_id": session.id, "fate": summary.fate})
+
     async def _export(self, request: Request) -> Response:
         self._require_admin(request, "export_trajectories")
         body = await _body(request)
@@ -105,6 +120,8 @@ class ControlRoutes:
         summary = await self._store.reading.session(session_id)
         if summary is None:
             raise NotFound(f"there is no session {fields.shown(session_id)}; its id stands in start_session's answer")
+        if summary.session.deleted_at is not None:
+            raise NotFound(f"the content of session {fields.shown(session_id)} was deleted; only its sums are kept")
         interactions = await self._store.sessions.interactions(session_id)
         return _json(
             records.exported(summary, interactions, style, self._agent.turn_discount if discount is None else discount)

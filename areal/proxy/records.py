@@ -59,6 +59,7 @@ def _head(summary: SessionSummary, interactions: Sequence[Interaction]) -> dict[
         "fate": summary.fate,
         "started_at": session.started_at,
         "ended_at": session.ended_at,
+        "excluded_because": session.excluded_because,
         "interaction_count": found.interactions,
         "call_count": found.calls,
         "rows": found.rows,

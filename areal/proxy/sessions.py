@@ -174,6 +174,15 @@ class Sessions:
                 self._graced[key.hash] = asyncio.create_task(self._end_later(key.hash, live), name=f"grace {live.id}")
             return await self._store.sessions.get(live.id) or row
 
+    async def exclude(self, session_id: str, because: str, *, delete: bool) -> Session:
+        """Keep a session, of whichever worker, out of training; its calls in flight here are cut at once. Raises NotFound,
+        Conflict (SessionStore.exclude). Another worker cuts them off with its next round of expiry."""
+        row = await self._store.sessions.exclude(session_id, because, delete=delete)
+        live = self._live.get(row.key_hash)
+        if live is not None and live.id == row.id:
+            await self._cut_off(live)
+        return row
+
     async def look(self, key: SessionKey) -> tuple[Session, int]:
         """The running session under a key, else the newest ended one, and its calls in flight. Raises InvalidKey."""
         row = await self._store.sessions.live(key.hash)
@@ -193,10 +202,6 @@ class Sessions:
     def counts(self) -> dict[str, int]:
         """Sessions that this process serves, and model calls in flight."""
         return {"sessions": len(self._live), "calls": sum(live.in_flight for live in self._live.values())}
-
-    def busy(self) -> list[str]:
-        """Ids of sessions with a call in flight, or waiting for late rewards."""
-        return [live.id for key_hash, live in self._live.items() if live.in_flight or key_hash in self._graced]
 
     def _lock(self, key_hash: str) -> asyncio.Lock:
         return self._locks.setdefault(key_hash, asyncio.Lock())
@@ -275,6 +280,13 @@ class Sessions:
         self._forget(row)
         return row
 
+    async def _cut_off(self, live: LiveSession) -> None:
+        """The session has ended in the store, without this process."""
+        await live.close(0.0)
+        if (grace := self._graced.pop(live.session.key_hash, None)) is not None:
+            grace.cancel()
+        self._forget(live.session)
+
     def _forget(self, row: Session) -> None:
         """A session that has ended, whether it is held here or was let go of."""
         live = self._live.get(row.key_hash)
@@ -315,9 +327,13 @@ class Sessions:
     async def expire_idle(self) -> tuple[Session, ...]:
         """One round of expiry. Returns the sessions it ended; those that only rest are let go of on the way."""
         self._let_rest()
-        busy = self.busy()
-        for session_id in busy:
-            await self._store.sessions.touch(session_id)
+        busy = []
+        for live in [one for key, one in self._live.items() if one.in_flight or key in self._graced]:
+            try:
+                await self._store.sessions.touch(live.id)
+                busy.append(live.id)
+            except InvalidKey:  # another process has ended it
+                await self._cut_off(live)
         idle_since = self._clock() - self._policy.session_timeout_s
         expired = await self._store.sessions.expire(idle_since, busy)
         for row in expired:

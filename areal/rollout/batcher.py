@@ -7,7 +7,8 @@
 Too old tokens: `drop` leaves out the whole session (its group goes on with two or more survivors), `mask` leaves out the
 tokens (settled 19). Every loss is counted with its reason. The batch is sorted by task so that the same groups make the
 same step whatever order they came in (settled 17). With `informative` (dynamic sampling) a group that it finds to say nothing is dropped as zero_variance and its slot opens (T060).
-A surplus stays in the store for the next step (T062).
+A surplus stays in the store for the next step (T062). From the moment a batch is returned its step owns its groups: until then a session
+can still be excluded, and is not in it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ class Batcher:
         while True:
             fresh = await self._fresh()
             if len(fresh) >= self._batch_groups:
-                return self._batch(fresh[: self._batch_groups])
+                batch = self._batch(fresh[: self._batch_groups])
+                members = {group: self._queue.accounts[group].keys() for group in batch.group_ids}
+                if await self._training.take(self._gate.next_version(), members):
+                    return batch
             if time.monotonic() - said > SAY_S:
                 said = time.monotonic()
                 await self._explain(len(fresh))

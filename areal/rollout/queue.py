@@ -28,17 +28,20 @@ class GroupQueue:
     async def groups(self) -> list[Group]:
         """Every accepted group that has something to train, oldest first."""
         ready = await self._store.training.ready()
-        known = {group.id for group in ready}
-        for gone in self._seen.keys() - known:
+        waiting = {group.id for group in ready}
+        for gone in self._seen.keys() - waiting:
             del self._seen[gone], self.accounts[gone]
         found: list[Group] = []
         for ended in ready:
-            group = self._seen.get(ended.id) or await self._read(ended)
+            group = self._seen.get(ended.id)
+            if group is None or self.accounts[ended.id].keys() != {session.id for session in ended.sessions}:
+                group = await self._read(ended)  # anew where a session was excluded since
             if any(row.trained.any() for row in group.trajectories):
                 self._seen[ended.id] = group
                 found.append(group)
             else:
                 await self._store.training.drop([ended.id], "nothing_to_train")
+                self._seen.pop(ended.id, None)
                 del self.accounts[ended.id]
         return found
 

@@ -13,7 +13,7 @@ Everything that returns has been committed with fsync. Counters are derived from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -58,9 +58,10 @@ class Finished:
 class SessionSummary:
     """A session with its sums, for people. Tokens are sampled ones; reward is the sum of the raw rewards, None if there is none.
 
-    fate: running · waiting for its group · accepted · trained at step N · dropped (REASON) · evaluation.
     drop_reason: why it is never trained, empty where it may be. account: tokens by the reason they are masked for, "" = trained;
-    empty until a step has taken the session.
+    empty until a step has trained the session.
+    fate: running · waiting for its group · accepted · in step N · trained at step N · dropped (REASON) · evaluation; then
+    ", content deleted" where it was.
     """
 
     session: Session
@@ -119,8 +120,10 @@ class SessionStore(Protocol):
         """End a running session; ending an ended one changes nothing and returns it as it is."""
         ...
 
-    async def exclude(self, session_id: str) -> Session:
-        """Keep a session out of training, also one that has ended; Conflict once it was trained (settled 18)."""
+    async def exclude(self, session_id: str, because: str = "", *, delete: bool = False) -> Session:
+        """Keep a session out of training; one that runs ends (settled 18). Conflict once a step has taken it or trained
+        it. delete: also remove its content for good, which is never refused; the facts that sums are made of stay. If the step
+        that has it is lost, a deleted session counts as excluded. Repeating it changes nothing. Raises NotFound."""
         ...
 
     async def interactions(self, session_id: str) -> tuple[Interaction, ...]:
@@ -150,11 +153,18 @@ class TrainingStore(Protocol):
     async def limits(self) -> Limits | None: ...
 
     async def ready(self) -> tuple[EndedGroup, ...]:
-        """Accepted groups, in the order in which they opened. Groups past their time-out are settled here first."""
+        """Accepted groups that no step has taken, in the order in which they opened. Groups past their time-out are settled
+        here first."""
+        ...
+
+    async def take(self, version: Version, sessions: Mapping[str, Collection[str]]) -> bool:
+        """Give accepted groups to the step that will make `version`, with exactly these sessions each (group id -> session
+        ids); from here on none of them can be excluded, so that `advance` finds them as they are. False, and nothing is taken,
+        if a group is no longer accepted or another session of it was excluded meanwhile. A step holds what it took last."""
         ...
 
     async def advance(self, version: Version, consumed: Sequence[str]) -> None:
-        """One transaction: the version row and the groups that its step trained (settled 4). Opens their slots. The same
+        """One transaction: the version row and the groups that its step took and trained (settled 4). Opens their slots. The same
         call again changes nothing. Raises Conflict for a label used otherwise or below the newest, and for a group
         that is not accepted (any more)."""
         ...
@@ -177,7 +187,8 @@ class TrainingStore(Protocol):
 
     async def release_after(self, step: int, incarnation: str) -> int:
         """Recovery to a checkpoint of `step`: groups consumed by later steps are accepted again, except those of
-        `incarnation` itself, the one that recovers (so it may be called again). Returns how many."""
+        `incarnation` itself, the one that recovers (so it may be called again); so are groups that a step of another incarnation
+        had taken. Their sessions whose content was deleted count as excluded. Returns how many were consumed."""
         ...
 
     async def close_open_groups(self) -> None:

@@ -220,7 +220,82 @@ async def test_a_session_can_be_excluded_until_it_is_trained(house: Any) -> None
     with pytest.raises(Conflict, match="trained at step 1"):
         await house.sessions.exclude("a-2")
     running = await house.begin("b")
-    assert (await house.sessions.exclude(running.id)).ending == "excluded"
+    assert (await house.sessions.exclude(running.id, "asked for")).ending == "excluded"
+    assert (await house.sessions.exclude(running.id)).excluded_because == "asked for"
+    with pytest.raises(NotFound):
+        await house.sessions.exclude("nobody")
+
+
+async def test_a_step_has_its_groups_until_it_is_published_or_lost(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, n_samples=2))
+    for task in ("a", "a", "b", "b"):
+        await house.play(task)
+    first, second = await house.training.ready()
+    members = {group.id: [one.id for one in group.sessions] for group in (first, second)}
+    await house.sessions.exclude("b")  # its group is dropped: two are needed
+    assert not await house.training.take(Version(1, 1, "x"), members)
+    assert not await house.training.take(Version(1, 1, "x"), {first.id: ["a"]})
+    assert [group.id for group in await house.training.ready()] == [first.id]
+    assert await house.training.take(Version(1, 1, "x"), {first.id: ["a-1", "a"]})
+    assert await house.ready() == []
+    assert (await house.training.counts()).accepted == 1  # it holds its slot until it is published
+    with pytest.raises(Conflict, match="is being trained by step 1"):
+        await house.sessions.exclude("a")
+    assert (await house.store.reading.session("a")).fate == "in step 1"
+    await house.training.release_after(0, "x")  # of the incarnation that holds it
+    assert await house.ready() == []
+    await house.training.release_after(0, "y")
+    assert await house.ready() == [("a", ["a", "a-1"])]
+    assert await house.training.take(Version(2, 1, "y"), {first.id: ["a-1", "a"]})
+    assert await house.training.take(Version(2, 1, "y"), {})
+    assert await house.ready() == [("a", ["a", "a-1"])]
+
+
+async def test_deleted_content_is_gone_and_the_sums_stay(house: Any) -> None:
+    await house.play("trained", turns=2)
+    await house.play("waiting")
+    await house.begin("running", tags={"user": "Ada"})
+    await house.sessions.add(house.interaction("running"))
+    [trained, waiting] = await house.training.ready()
+    assert await house.training.take(Version(1, 1, "x"), {trained.id: ["trained"]})
+    before = await house.training.counts()
+    for name in ("trained", "waiting", "running"):
+        gone = await house.sessions.exclude(name, "the user asked", delete=True)
+        assert (gone.deleted_at, gone.excluded_because, gone.tags) == (house.clock.now, "the user asked", {})
+        assert await house.sessions.interactions(name) == ()
+        assert await house.sessions.exclude(name, delete=True) == gone
+    await house.training.account("trained", 6, {})
+    await house.training.advance(Version(1, 1, "x"), [trained.id])
+    counts = await house.training.counts()
+    assert counts.recorded_tokens == before.recorded_tokens == 12
+    assert (counts.trained_tokens, counts.dropped_tokens) == (6, 6)
+    assert await house.store.reading.dropped_sessions() == {"excluded": 2}
+    fates = {one.session.id: one.fate for one in await house.store.reading.recent()}
+    assert fates == {
+        "trained": "trained at step 1, content deleted",
+        "waiting": "dropped (excluded), content deleted",
+        "running": "dropped (excluded), content deleted",
+    }
+
+
+@pytest.mark.parametrize("published", [False, True])
+async def test_a_lost_step_does_not_train_again_what_was_deleted(house: Any, published: bool) -> None:
+    await house.training.set_limits(replace(house.limits, n_samples=3))
+    for _ in range(3):
+        await house.play("a")
+    await house.training.set_limits(house.limits)
+    await house.play("b")
+    groups = await house.training.ready()
+    members = {group.id: [one.id for one in group.sessions] for group in groups}
+    assert await house.training.take(Version(1, 1, "x"), members)
+    if published:
+        await house.training.advance(Version(1, 1, "x"), list(members))
+    for name in ("a-1", "b"):
+        await house.sessions.exclude(name, delete=True)
+    assert await house.training.release_after(0, "y") == 2 * published
+    assert await house.ready() == [("a", ["a", "a-2"])]
+    assert (await house.training.counts()).dropped == {"excluded": 1}
+    assert (await house.training.counts()).dropped_tokens == 6
 
 
 # -- training --------------------------------------------------------------------------------------

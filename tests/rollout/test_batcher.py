@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from areal.algorithms import ALGORITHMS
-from areal.base.errors import NoCapacity
+from areal.base.errors import Conflict, NoCapacity
 from areal.base.types import Version
 from areal.engine.credit import Credit
 from areal.rollout.account import settle
@@ -143,3 +143,40 @@ async def test_waiting_says_what_it_waits_for(store, played, batching, monkeypat
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(batcher.next_batch(), 0.3)
     assert said[-1].endswith("; groups dropped so far: nothing_to_train 1")
+
+
+async def test_a_session_excluded_before_the_step_takes_it_is_in_no_batch(store, played, batching) -> None:
+    gate, batcher = await batching(batch=2, n_samples=3)
+    for task in ("a", "a", "a", "b", "b"):
+        await played.session(task)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(batcher.next_batch(), 0.3)  # the rows of the first group were read
+    await store.sessions.exclude("a-1")
+    await played.session("b")
+    batch = await batcher.next_batch()
+    assert [group.sessions() for group in batch.groups] == [("a", "a-2"), ("b", "b-1", "b-2")]
+    with pytest.raises(Conflict, match="being trained"):
+        await store.sessions.exclude("b")
+    await advance(gate, batch.group_ids)
+    await settle(store.training, batch)
+    counts = await store.training.counts()
+    assert (counts.trained_tokens, counts.dropped_tokens, counts.recorded_tokens) == (15, 3, 18)
+
+
+async def test_a_session_excluded_while_its_batch_is_made_is_not_in_it(store, played, batching) -> None:
+    _, batcher = await batching(batch=1, n_samples=3)
+    for _ in range(3):
+        await played.session("a")
+
+    class Late:
+        """The training store, with an exclusion that is committed just before the batch is taken."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store.training, name)
+
+        async def take(self, version, sessions) -> bool:
+            await store.sessions.exclude("a")
+            return await store.training.take(version, sessions)
+
+    batcher._training = Late()
+    assert [group.sessions() for group in (await batcher.next_batch()).groups] == [("a-1", "a-2")]

@@ -50,10 +50,11 @@ def test_hot_statements_search(connection: sqlite3.Connection, statements: set[s
     [group] = training._ready(connection)
     training._account(connection, "t", 1, {})
     training._advance(connection, Version(1, 1, "x"), [group.id])
-    training._release_after(connection, 0, "y")
+    training._take(connection, Version(2, 2, "x"), {})
+    training._release_after(connection, 0, "y", 1.0)
     connection.set_trace_callback(None)
     assert len(statements) > 25
-    partial = ("groups_running", "groups_waiting", "groups_consumed", "sessions_idle")
+    partial = ("groups_running", "groups_waiting", "groups_consumed", "groups_taken", "sessions_idle")
     for statement in statements:
         if re.match(r"SELECT|UPDATE|DELETE", statement):
             for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}"):

@@ -2,6 +2,8 @@
 
 python worker.py URL NAME SESSIONS [TURNS]    prints the id of each write once it is acknowledged
 python worker.py --full PATH                  the disk fills up and empties again (RLIMIT_FSIZE stands for the disk)
+python worker.py --train URL INCARNATION      takes and trains one group after the other until none waits
+python worker.py --exclude URL                excludes the sessions named on its standard input, every other one with its content
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from areal.base.errors import StoreError
-from areal.base.types import Completion, Interaction, Limits, Message, Session, SessionRequest
+from areal.base.errors import Conflict, StoreError
+from areal.base.types import Completion, Interaction, Limits, Message, Session, SessionRequest, Version
 from areal.store import open_store, store_url
 from areal.store.base import Store
 
@@ -74,8 +76,44 @@ async def fill(path: Path) -> None:
     print("kept", len(kept))
 
 
+async def train(url: str, incarnation: str) -> None:
+    """A controller: whatever it prints as trained was published in one transaction with its consumption."""
+    async with await open_store(url) as store:
+        newest = await store.training.current_version() or Version(0, 0, "")
+        await store.training.release_after(newest.step, incarnation)
+        while ready := await store.training.ready():
+            version = Version(newest.label + 1, newest.step + 1, incarnation)
+            members = {group.id: [one.id for one in group.sessions] for group in ready[:1]}
+            if not await store.training.take(version, members):
+                continue
+            print("took", *members, flush=True)
+            sums = [(name, await store.reading.session(name)) for names in members.values() for name in names]
+            await asyncio.sleep(0.005)  # the step: exclusions come meanwhile
+            await store.training.advance(version, list(members))
+            for name, summary in sums:
+                assert summary is not None
+                await store.training.account(name, summary.recorded_tokens, {})
+            newest = version
+            print("advanced", *members, flush=True)
+
+
+async def exclude(url: str) -> None:
+    async with await open_store(url) as store:
+        for number, name in enumerate(line.strip() for line in sys.stdin):
+            try:
+                await store.sessions.exclude(name, delete=bool(number % 2))
+            except Conflict:
+                print("refused", name, flush=True)
+            else:
+                print("excluded", name, flush=True)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--full":
+    if sys.argv[1] == "--train":
+        asyncio.run(train(sys.argv[2], sys.argv[3]))
+    elif sys.argv[1] == "--exclude":
+        asyncio.run(exclude(sys.argv[2]))
+    elif sys.argv[1] == "--full":
         asyncio.run(fill(Path(sys.argv[2])))
     else:
         asyncio.run(write(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

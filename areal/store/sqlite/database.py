@@ -116,6 +116,22 @@ class Database:
             self._queue.put(pending)
         return await pending.future
 
+    async def empty_log(self) -> None:
+        """Move everything into the file and cut the log to nothing, so that what was deleted is in neither. Readers at work may
+        keep it from happening now; it happens with a later call, or when the last process closes the store."""
+
+        def empty() -> None:
+            try:
+                connection = self._connect()
+                try:
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                finally:
+                    connection.close()
+            except sqlite3.Error as error:
+                raise self._failure(error) from error
+
+        await asyncio.get_running_loop().run_in_executor(self._readers, empty)
+
     async def read(self, operation: Operation[T]) -> T:
         """Run `operation` on a read-only connection, all its SELECTs on one snapshot."""
         if self._closed:
@@ -261,6 +277,7 @@ class Database:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten, not only unlinked
             connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         except BaseException:
             connection.close()

@@ -16,7 +16,8 @@ _SUMMARY = SESSION.replace(
     (SELECT coalesce(sum(output_tokens), 0) FROM interactions i WHERE i.session_seq = s.seq) AS recorded,
     (SELECT sum(reward) FROM interactions i WHERE i.session_seq = s.seq) AS total_reward,
     (SELECT json_group_object(reason, tokens) FROM token_accounts a WHERE a.session_seq = s.seq) AS account,
-    g.accepted_at AS group_accepted_at, g.drop_reason AS group_drop_reason, g.consumed_step AS group_step,""",
+    g.accepted_at AS group_accepted_at, g.drop_reason AS group_drop_reason, g.consumed_step AS group_step,
+    g.taken_step AS taken_step,""",
 ).replace("FROM sessions s", "FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq")
 
 
@@ -85,7 +86,7 @@ def _summaries(connection: sqlite3.Connection, rest: str, value: str | int) -> t
             session=to_session(row),
             recorded_tokens=row["recorded"],
             reward=row["total_reward"],
-            fate=_fate(row),
+            fate=_fate(row) + (", content deleted" if row["deleted_at"] is not None else ""),
             drop_reason=_drop_reason(row),
             account=codec.from_json(row["account"], dict[str, int]) if row["group_step"] is not None else {},
         )
@@ -103,6 +104,8 @@ def _fate(row: sqlite3.Row) -> str:
         return f"dropped ({dropped})"
     if row["group_step"] is not None:
         return f"trained at step {row['group_step']}"
+    if row["taken_step"] is not None:
+        return f"in step {row['taken_step']}"
     return "accepted" if row["group_accepted_at"] is not None else "waiting for its group"
 
 

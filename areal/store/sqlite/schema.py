@@ -125,7 +125,15 @@ _VERSION_4 = """
 ALTER TABLE recordings ADD COLUMN fork TEXT NOT NULL DEFAULT '';
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
+_VERSION_5 = """
+ALTER TABLE task_groups ADD COLUMN taken_step INTEGER;
+ALTER TABLE task_groups ADD COLUMN taken_incarnation TEXT;
+CREATE INDEX groups_taken ON task_groups (taken_step) WHERE taken_step IS NOT NULL;
+ALTER TABLE sessions ADD COLUMN excluded_because TEXT NOT NULL DEFAULT '';
+ALTER TABLE sessions ADD COLUMN deleted_at REAL;
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5)
 VERSION = len(MIGRATIONS)
 
 

@@ -14,7 +14,7 @@ from areal.base.errors import BadRequest, Conflict, InvalidKey, NotFound
 from areal.base.types import Ending, Interaction, Session, SessionRequest, Tag
 from areal.store import codec
 from areal.store.base import LARGEST_REWARD
-from areal.store.sqlite import groups
+from areal.store.sqlite import exclusion, groups
 from areal.store.sqlite.database import Database
 
 LONGEST_ID = 512  # characters of a task or request id; ids are data, never paths
@@ -82,8 +82,13 @@ class SqliteSessions:
     async def end(self, session_id: str, ending: Ending) -> Session:
         return await self._database.write(lambda connection: _end(connection, session_id, ending, self._clock()))
 
-    async def exclude(self, session_id: str) -> Session:
-        return await self._database.write(lambda connection: _exclude(connection, session_id, self._clock()))
+    async def exclude(self, session_id: str, because: str = "", *, delete: bool = False) -> Session:
+        session = await self._database.write(
+            lambda connection: _exclude(connection, session_id, because, delete, self._clock())
+        )
+        if delete:
+            await self._database.empty_log()
+        return session
 
     async def interactions(self, session_id: str) -> tuple[Interaction, ...]:
         return await self._database.read(lambda connection: read_interactions(connection, session_id))
@@ -247,23 +252,10 @@ def _why_dropped(connection: sqlite3.Connection, session: sqlite3.Row, ending: E
     return "late" if settled else None  # its group went on without it
 
 
-def _exclude(connection: sqlite3.Connection, session_id: str, now: float) -> Session:
-    session = _must_get(connection, session_id)
-    if session.ending is None:
-        return _end(connection, session_id, "excluded", now)
-    row = connection.execute(
-        "SELECT s.seq, s.group_seq, g.consumed_step FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq "
-        "WHERE s.id = ?",
-        (session_id,),
-    ).fetchone()
-    if row["consumed_step"] is not None:
-        raise Conflict(
-            f"session {session_id!r} was trained at step {row['consumed_step']}; it cannot be excluded any more"
-        )
-    if row["group_seq"] is not None:
-        connection.execute("UPDATE sessions SET drop_reason = 'excluded' WHERE seq = ?", (row["seq"],))
-        connection.execute("DELETE FROM token_accounts WHERE session_seq = ?", (row["seq"],))
-        groups.settle_again(connection, row["group_seq"], now)
+def _exclude(connection: sqlite3.Connection, session_id: str, because: str, delete: bool, now: float) -> Session:
+    if _must_get(connection, session_id).ending is None:
+        _end(connection, session_id, "excluded", now)
+    exclusion.exclude(connection, session_id, because, now, delete=delete)
     return _must_get(connection, session_id)
 
 
@@ -330,6 +322,8 @@ def to_session(row: sqlite3.Row) -> Session:
         ended_at=row["ended_at"],
         interaction_count=row["interaction_count"],
         attempt=row["attempt"],
+        excluded_because=row["excluded_because"],
+        deleted_at=row["deleted_at"],
     )
 
 

@@ -1,7 +1,7 @@
 """What the controller reads and decides (`TrainingStore`), on one SQLite file.
 
-Consumption is written together with the version whose step trained it, so a crash between the two cannot exist. All counts are
-derived (counts.py).
+A step owns its groups from `take` to `advance`; consumption is written together with the version whose step trained it, so a crash
+between the two cannot exist. All counts are derived (counts.py).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from areal.base.errors import Conflict, NotFound, ShapeError
 from areal.base.types import Counts, Limits, Session, Version
 from areal.store import codec
 from areal.store.admission import check_limits
 from areal.store.base import EndedGroup
-from areal.store.sqlite import counts, groups
+from areal.store.sqlite import counts, exclusion, groups
 from areal.store.sqlite.database import Database
 from areal.store.sqlite.sessions import SESSION, group_id, to_session
 
@@ -48,6 +48,9 @@ class SqliteTraining:
             await self._database.write(lambda connection: groups.settle_overdue(connection, self._clock()))
         return await self._database.read(_ready)
 
+    async def take(self, version: Version, sessions: Mapping[str, Collection[str]]) -> bool:
+        return await self._database.write(lambda connection: _take(connection, version, sessions))
+
     async def advance(self, version: Version, consumed: Sequence[str]) -> None:
         await self._database.write(lambda connection: _advance(connection, version, consumed))
 
@@ -64,7 +67,9 @@ class SqliteTraining:
         return await self._database.read(lambda connection: _version(connection, label))
 
     async def release_after(self, step: int, incarnation: str) -> int:
-        return await self._database.write(lambda connection: _release_after(connection, step, incarnation))
+        return await self._database.write(
+            lambda connection: _release_after(connection, step, incarnation, self._clock())
+        )
 
     async def close_open_groups(self) -> None:
         await self._database.write(lambda connection: _close_open_groups(connection, self._clock()))
@@ -79,19 +84,44 @@ class SqliteTraining:
 # -- inside the transaction ------------------------------------------------------------------------
 
 
+_READY = f"{groups.WAITING} AND taken_step IS NULL"
+
+
 def _ready(connection: sqlite3.Connection) -> tuple[EndedGroup, ...]:
     members: dict[int, list[Session]] = defaultdict(list)
     rows = connection.execute(
-        f"{SESSION} WHERE s.group_seq IN (SELECT seq FROM task_groups WHERE {groups.WAITING}) "
+        f"{SESSION} WHERE s.group_seq IN (SELECT seq FROM task_groups WHERE {_READY}) "
         "AND s.ending IS NOT NULL AND s.drop_reason IS NULL ORDER BY s.group_seq, s.sample"
     )
     for row in rows.fetchall():
         members[row["group_seq"]].append(to_session(row))
-    waiting = connection.execute(f"SELECT * FROM task_groups WHERE {groups.WAITING} ORDER BY seq")
+    waiting = connection.execute(f"SELECT * FROM task_groups WHERE {_READY} ORDER BY seq")
     return tuple(
         EndedGroup(group_id(row["seq"]), row["task_id"], tuple(members[row["seq"]]), row["accepted_at"])
         for row in waiting.fetchall()
     )
+
+
+def _take(connection: sqlite3.Connection, version: Version, sessions: Mapping[str, Collection[str]]) -> bool:
+    rows = {row["seq"]: sessions[group_id(row["seq"])] for row in _groups(connection, list(sessions))}
+    connection.execute(
+        "UPDATE task_groups SET taken_step = NULL, taken_incarnation = NULL WHERE taken_step IS NOT NULL"
+    )
+    found: dict[int, set[str]] = {seq: set() for seq in rows}
+    for seq in rows:
+        members = connection.execute(
+            f"SELECT s.id FROM task_groups g JOIN sessions s ON s.group_seq = g.seq WHERE g.seq = ? AND {groups.WAITING} "
+            "AND s.ending IS NOT NULL AND s.drop_reason IS NULL",
+            (seq,),
+        )
+        found[seq] |= {row["id"] for row in members.fetchall()}
+    if any(found[seq] != set(wanted) for seq, wanted in rows.items()):
+        return False
+    connection.executemany(
+        "UPDATE task_groups SET taken_step = ?, taken_incarnation = ? WHERE seq = ?",
+        [(version.step, version.incarnation, seq) for seq in rows],
+    )
+    return True
 
 
 def _advance(connection: sqlite3.Connection, version: Version, consumed: Sequence[str]) -> None:
@@ -115,7 +145,8 @@ def _advance(connection: sqlite3.Connection, version: Version, consumed: Sequenc
         if row["accepted_at"] is None or row["dropped_at"] is not None or row["consumed_step"] is not None:
             raise Conflict(f"group {group_id(row['seq'])} is {_state(row)}; only an accepted group can be consumed")
         connection.execute(
-            "UPDATE task_groups SET consumed_step = ?, consumed_incarnation = ? WHERE seq = ?",
+            "UPDATE task_groups SET consumed_step = ?, consumed_incarnation = ?, taken_step = NULL, taken_incarnation = NULL "
+            "WHERE seq = ?",
             (version.step, version.incarnation, row["seq"]),
         )
 
@@ -152,8 +183,14 @@ def _account(connection: sqlite3.Connection, session_id: str, trained: int, mask
     )
 
 
-def _release_after(connection: sqlite3.Connection, step: int, incarnation: str) -> int:
+def _release_after(connection: sqlite3.Connection, step: int, incarnation: str, now: float) -> int:
     lost = "consumed_step > ? AND consumed_incarnation <> ?"
+    left = "taken_step IS NOT NULL AND taken_incarnation <> ?"
+    handed_back = [
+        row["seq"]
+        for where, values in ((lost, (step, incarnation)), (left, (incarnation,)))
+        for row in connection.execute(f"SELECT seq FROM task_groups WHERE {where}", values).fetchall()
+    ]
     connection.execute(
         "DELETE FROM token_accounts WHERE session_seq IN (SELECT s.seq FROM sessions s "
         f"JOIN task_groups g ON g.seq = s.group_seq WHERE {lost})",
@@ -162,6 +199,10 @@ def _release_after(connection: sqlite3.Connection, step: int, incarnation: str) 
     released = connection.execute(
         f"UPDATE task_groups SET consumed_step = NULL, consumed_incarnation = NULL WHERE {lost}", (step, incarnation)
     )
+    connection.execute(
+        f"UPDATE task_groups SET taken_step = NULL, taken_incarnation = NULL WHERE {left}", (incarnation,)
+    )
+    exclusion.forget_again(connection, handed_back, now)
     return released.rowcount
 
 
