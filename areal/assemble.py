@@ -216,7 +216,12 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
     agent = config.rollout.agent
     policy = config.rollout.stale_tokens
     return Batcher(
-        GroupQueue(store, export_style=agent.export_style, turn_discount=agent.turn_discount),
+        GroupQueue(
+            store,
+            export_style=agent.export_style,
+            turn_discount=agent.turn_discount,
+            reward_clip=agent.reward_clip,
+        ),
         gate,
         store.training,
         batch_groups=config.train_dataset.batch_size,

@@ -104,11 +104,12 @@ def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str,
         logprob_gap_max=stats["logprob_gap_max"],
         wait_seconds=stats["wait_seconds"],
         step_seconds=stats["step_seconds"],
+        **({"rewards_clipped": batch.rewards_clipped} if batch.rewards_clipped else {}),
     )
     if (step + 1) % run.config.stats_logger.log_interval == 0:
         Log("throughput").line(step=step, samples_per_second=samples_per_second, tokens_per_second=tokens_per_second)
     own = {"reward": batch.reward, "lag_mean": batch.lag_mean, "lag_max": batch.lag_max, "version": version.label}
-    own |= {"sessions": batch.sessions, "recorded_tokens": batch.recorded_tokens}
+    own |= {"sessions": batch.sessions, "recorded_tokens": batch.recorded_tokens, "rewards_clipped": batch.rewards_clipped}
     rates = {"throughput/samples_per_second": samples_per_second, "throughput/tokens_per_second": tokens_per_second}
     run.metrics.write(step, {f"train/{name}": value for name, value in (own | stats).items()} | rates)
     run.progress.step(

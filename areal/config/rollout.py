@@ -49,7 +49,9 @@ class AgentConfig(Section):
     reward_grace_seconds: float = Field(0.0, ge=0)
     """How long an ended session still takes rewards, for late verifiers."""
     reward_key: RewardKey = "session"
-    """Which key may call set_reward."""
+    """Which key may call set_reward. admin, and a `model_key` for the agent, keep a policy with a shell from rewarding itself."""
+    reward_clip: float | None = Field(None, gt=0)
+    """A reward is trained as at most this in size; the raw one stays recorded, and each that was clipped is counted. null = as set."""
     turn_discount: float = Field(1.0, ge=0, le=1)
     """R_i = r_i + turn_discount * R_next along a conversation."""
     export_style: StylesOfExport = "individual"

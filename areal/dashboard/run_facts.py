@@ -25,10 +25,11 @@ _log = logging.getLogger("areal.dashboard")
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """turn_discount: what the page discounts rewards with, the run's own (rollout.agent.turn_discount)."""
+    """turn_discount, reward_clip: how the page makes credit of rewards, the run's own (rollout.agent)."""
 
     name: str = "run"
     turn_discount: float = 1.0
+    reward_clip: float | None = None
     tokenizer: Tokenizer | None = None
 
     @classmethod
@@ -37,9 +38,11 @@ class RunFacts:
         and cannot be loaded; one that was only found is left out with a warning."""
         config = _config(run / "config.yaml")
         discount = number(str(_key(config, "rollout.agent.turn_discount")))
+        clip = number(str(_key(config, "rollout.agent.reward_clip")))
         return cls(
             name=f"{run.parent.name}/{run.name}",
             turn_discount=1.0 if discount is None else float(discount),
+            reward_clip=None if clip is None else float(clip),
             tokenizer=HfTokenizer.load(tokenizer_folder) if tokenizer_folder else _find_tokenizer(run, config),
         )
 

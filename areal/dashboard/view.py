@@ -89,7 +89,7 @@ class View:
         if summary is None:
             raise NotFound(f"no session {session_id!r} in this run; look at the list for its id")
         interactions = await self._store.sessions.interactions(session_id)
-        credits = export.discounted_rewards(interactions, self._facts.turn_discount)
+        credits = export.discounted_rewards(interactions, self._facts.turn_discount, self._facts.reward_clip)
         by_id = {one.id: one for one in interactions}
         found = statistics(summary, interactions)
         return {

@@ -161,8 +161,8 @@ class KeyRouter:
             check_admin(presented, run, exchange.route.name)
             return (await run.directory.by_load())[0]
         try:
-            key = run.keys.session_key(presented)
-        except InvalidKey:
+            key = run.keys.session_key(presented, model_only=not exchange.route.upstream.startswith("/rl/"))
+        except (InvalidKey, Forbidden):
             if not opens(presented, run.admin_key):
                 raise
             if access == "any_key":
@@ -185,9 +185,9 @@ def check_admin(presented: Sequence[str], run: Run, call: str) -> None:
 
 
 def session_key(presented: Sequence[str], run: Run) -> SessionKey | None:
-    """The good session key among those presented, None if there is none."""
+    """The good session key among those presented, also a model-only one, None if there is none."""
     try:
-        return run.keys.session_key(presented)
+        return run.keys.session_key(presented, model_only=True)
     except InvalidKey:
         return None
 

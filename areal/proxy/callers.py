@@ -14,7 +14,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from areal.base.errors import InvalidKey
+from areal.base.errors import Forbidden, InvalidKey
 from areal.base.types import ModelCall
 from areal.config.rollout import AgentConfig
 from areal.proxy.conversation import Conversation
@@ -35,13 +35,13 @@ class Callers:
         self._sessions, self._keys, self._agent = sessions, keys, agent
         self._implicit = ImplicitSessions(store, sessions, keys, worker=worker, agent=agent)
 
-    def who(self, headers: RawHeaders) -> SessionKey | Guest:
-        """Raises InvalidKey."""
+    def who(self, headers: RawHeaders, *, model_only: bool = False) -> SessionKey | Guest:
+        """model_only: whether a model-only key will do. Raises InvalidKey, Forbidden."""
         pairs = list(headers)
         presented = presented_keys(pairs)
         try:
-            return self._keys.session_key(presented)
-        except InvalidKey:
+            return self._keys.session_key(presented, model_only=model_only)
+        except (InvalidKey, Forbidden):
             if not opens(presented, self._agent.internal_token):
                 raise
         sent = dict(pairs)
@@ -55,7 +55,7 @@ class Callers:
         """Whether this caller may see the models: any key of this run. Raises InvalidKey."""
         presented = presented_keys(headers)
         if not opens(presented, self._agent.admin_api_key) and not opens(presented, self._agent.internal_token):
-            self._keys.session_key(presented)
+            self._keys.session_key(presented, model_only=True)
 
     def calling(
         self, who: SessionKey | Guest, call: ModelCall, task: asyncio.Task[Any]

@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request, Response
 from areal.base.errors import BadRequest, Forbidden, InvalidKey, NotFound
 from areal.base.types import ExportStyle, Purpose
 from areal.config.rollout import AgentConfig
-from areal.proxy import records
+from areal.proxy import export, records
 from areal.proxy.callers import Callers
 from areal.proxy.dialects import fields
 from areal.proxy.implicit import Guest
@@ -59,9 +59,12 @@ class ControlRoutes:
 
     async def _start(self, request: Request) -> Response:
         self._require_admin(request, "start_session")
-        session, key = await self._sessions.start(start_request(await _body(request)))
+        body = await _body(request)
+        wants_model_key = _flag(body, "model_key")
+        session, key = await self._sessions.start(start_request(body))
         _log.info("session %s started for task %s", session.id, fields.shown(session.task_id))
-        return _json({"session_id": session.id, "api_key": key})
+        model_key = {"model_key": self._keys.model_key(self._keys.check(key))} if wants_model_key else {}
+        return _json({"session_id": session.id, "api_key": key, **model_key})
 
     async def _reward(self, request: Request) -> Response:
         body = await _body(request)
@@ -79,7 +82,9 @@ class ControlRoutes:
                     "key (rollout.agent.reward_key)"
                 )
             named = await self._sessions.reward(key, reward, interaction)
-        return _json({"message": "success", "interaction_id": named, "reward": reward})
+        trained = export.clipped(reward, self._agent.reward_clip)
+        told = {} if trained == reward else {"clipped_to": trained}
+        return _json({"message": "success", "interaction_id": named, "reward": reward, **told})
 
     async def _end(self, request: Request) -> Response:
         session = await self._sessions.end(await self._session_key(request))
@@ -91,15 +96,13 @@ class ControlRoutes:
         summary = await self._store.reading.session(session.id)
         if summary is None:
             raise NotFound(f"session {fields.shown(session.id)} was deleted just now; start another one")
-        return _json(records.looked_at(summary, interactions, in_flight))
+        return _json(records.looked_at(summary, interactions, in_flight, self._agent.reward_clip))
 
     async def _exclude(self, request: Request) -> Response:
         self._require_admin(request, "exclude_session")
         body = await _body(request)
         session_id = fields.as_text(body.get("session_id"), "session_id")
-        because, delete = body.get("reason"), body.get("delete", False)
-        if not isinstance(delete, bool):
-            raise BadRequest("delete must be true or false", param="delete")
+        because, delete = body.get("reason"), _flag(body, "delete")
         reason = "" if because is None else _name(because, "reason")
         session = await self._sessions.exclude(session_id, reason, delete=delete)
         summary = await self._store.reading.session(session.id)
@@ -123,9 +126,8 @@ class ControlRoutes:
         if summary.session.deleted_at is not None:
             raise NotFound(f"the content of session {fields.shown(session_id)} was deleted; only its sums are kept")
         interactions = await self._store.sessions.interactions(session_id)
-        return _json(
-            records.exported(summary, interactions, style, self._agent.turn_discount if discount is None else discount)
-        )
+        discount = self._agent.turn_discount if discount is None else discount
+        return _json(records.exported(summary, interactions, style, discount, self._agent.reward_clip))
 
     async def _session_key(self, request: Request) -> SessionKey:
         """Of the session that is meant; under the internal token the body may name it by one of its answers."""
@@ -185,6 +187,13 @@ def reward_of(body: Mapping[str, Any]) -> float:
     reward = fields.number(body, "reward", low=-LARGEST_REWARD, high=LARGEST_REWARD)
     assert reward is not None
     return reward
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false", param=name)
+    return bool(value)
 
 
 def _name(value: object, param: str) -> str:

@@ -1,7 +1,7 @@
 """Export: recorded interactions -> training rows. Pure functions of the stored rows, so a repeat gives the same numbers.
 
     table = export.rows(session, interactions, style="concat", turn_discount=0.9)   # list[Trajectory]
-    credits = export.discounted_rewards(interactions, 0.9)                          # interaction id -> R_i
+    credits = export.discounted_rewards(interactions, 0.9, reward_clip=1.0)         # interaction id -> R_i
     export.account(interactions)                                                    # recorded = trained + masked(reason)
 
 individual: a row per interaction, prompt masked, output trained. concat: a row per conversation branch on *token*
@@ -48,10 +48,17 @@ class Account:
     empty: int = 0
 
 
-def discounted_rewards(interactions: Sequence[Interaction], turn_discount: float) -> dict[str, float]:
+def clipped(reward: float, bound: float | None) -> float:
+    """The reward that is trained where `reward` was set: within -bound .. bound (rollout.agent.reward_clip)."""
+    return reward if bound is None else max(-bound, min(bound, reward))
+
+
+def discounted_rewards(
+    interactions: Sequence[Interaction], turn_discount: float, reward_clip: float | None = None
+) -> dict[str, float]:
     """R_i = r_i + turn_discount * R_next along the credit tree; at a fork R_next is the mean over the children.
 
-    A missing reward counts 0. Superseded and aborted answers and side requests do not dilute their parent's mean,
+    r_i is the reward within ±reward_clip; a missing one counts 0. Superseded and aborted answers and side requests do not dilute their parent's mean,
     unless the conversation went on from them. Returns R by interaction id; raw rewards stay in the interactions."""
     ordered = sorted(interactions, key=lambda one: one.index)
     index_of = {one.id: one.index for one in ordered}
@@ -59,7 +66,7 @@ def discounted_rewards(interactions: Sequence[Interaction], turn_discount: float
     returns: dict[str, float] = {}
     for one in reversed(ordered):
         later = following.get(one.id, [])
-        total = (one.reward or 0.0) + turn_discount * (sum(later) / len(later) if later else 0.0)
+        total = clipped(one.reward or 0.0, reward_clip) + turn_discount * (sum(later) / len(later) if later else 0.0)
         returns[one.id] = total
         parent = one.credit_parent
         is_step = bool(later) or not NOT_A_STEP.intersection(one.tags)
@@ -101,13 +108,17 @@ def account(interactions: Iterable[Interaction]) -> Account:
 
 
 def rows(
-    session: Session, interactions: Sequence[Interaction], style: ExportStyle, turn_discount: float
+    session: Session,
+    interactions: Sequence[Interaction],
+    style: ExportStyle,
+    turn_discount: float,
+    reward_clip: float | None = None,
 ) -> list[Trajectory]:
     """The training rows of one session, in the order their first interaction started.
 
-    Rows without a token to train are left out (account() counts them). Raw rewards stand beside the discounted ones
-    in each row's spans. Unsampled positions have logprob 0, version -1, temperature 1."""
-    built = _built(interactions, style, discounted_rewards(interactions, turn_discount))
+    Rows without a token to train are left out (account() counts them). Raw rewards, as they were set, stand beside the
+    discounted ones in each row's spans. Unsampled positions have logprob 0, version -1, temperature 1."""
+    built = _built(interactions, style, discounted_rewards(interactions, turn_discount, reward_clip))
     finished = (row.finish(session) for row in built)
     return [row for row in finished if row.trained.any()]
 

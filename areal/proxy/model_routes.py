@@ -138,7 +138,7 @@ class CountRoute:
 async def _read_call(
     dialect: Dialect, callers: Callers, scope: Scope, receive: Receive
 ) -> tuple[SessionKey | Guest, ModelCall]:
-    who = callers.who(scope["headers"])
+    who = callers.who(scope["headers"], model_only=True)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     return who, dialect.parse(decode_json(await read_body(receive)), headers)
 

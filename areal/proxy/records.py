@@ -24,26 +24,35 @@ from areal.store.base import SessionSummary
 
 
 def exported(
-    summary: SessionSummary, interactions: Sequence[Interaction], style: ExportStyle, turn_discount: float
+    summary: SessionSummary,
+    interactions: Sequence[Interaction],
+    style: ExportStyle,
+    turn_discount: float,
+    reward_clip: float | None = None,
 ) -> dict[str, Any]:
     """The whole session: every interaction, the training rows they make, and where the tokens went."""
-    credit = export.discounted_rewards(interactions, turn_discount)
-    rows = export.rows(summary.session, interactions, style, turn_discount)
+    credit = export.discounted_rewards(interactions, turn_discount, reward_clip)
+    rows = export.rows(summary.session, interactions, style, turn_discount, reward_clip)
     return {
         **_head(summary, interactions),
         "style": style,
         "discount": turn_discount,
+        "reward_clip": reward_clip,
         "interactions": [_interaction(one, credit[one.id]) for one in interactions],
         "trajectories": [_trajectory(row) for row in rows],
     }
 
 
-def looked_at(summary: SessionSummary, interactions: Sequence[Interaction], in_flight: int) -> dict[str, Any]:
-    """Counts only. in_flight: model calls that run now."""
+def looked_at(
+    summary: SessionSummary, interactions: Sequence[Interaction], in_flight: int, reward_clip: float | None = None
+) -> dict[str, Any]:
+    """Counts only. in_flight: model calls that run now. rewards_clipped: how many are trained as less than was set."""
+    rewards = [one.reward for one in interactions if one.reward is not None]
     return {
         **_head(summary, interactions),
         "in_flight": in_flight,
         "interaction_tags": dict(Counter(tag for one in interactions for tag in one.tags)),
+        "rewards_clipped": sum(export.clipped(one, reward_clip) != one for one in rewards),
     }
 
 

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from areal.base.types import Group
-from areal.proxy.export import Account
+from areal.proxy.export import Account, clipped
 from areal.rollout.queue import GroupQueue
 from areal.rollout.staleness import StalenessGate
 from areal.store.base import TrainingStore
@@ -34,6 +34,7 @@ SAY_S = 10.0  # a wait longer than this is explained in the log, and again every
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Groups for one training step. reward: mean over sessions of the raw sum. lags: version label -> steps behind.
+    rewards_clipped: how many rewards are trained as less than was set (rollout.agent.reward_clip).
 
     accounts: session id -> (trained tokens, masked tokens by reason), for every session of these groups, so that
     recorded = trained + masked holds for each."""
@@ -42,6 +43,7 @@ class Batch:
     lag_mean: float
     lag_max: int
     reward: float
+    rewards_clipped: int
     accounts: dict[str, tuple[int, dict[str, int]]]
     lags: dict[int, int] = field(default_factory=dict)
 
@@ -146,12 +148,13 @@ class Batcher:
         lags = np.concatenate([self._gate.lag(row.versions)[row.trained] for row in rows])
         labels = np.unique(np.concatenate([row.versions[row.trained] for row in rows]))
         spans = {span.interaction_id: span for row in rows for span in row.spans}  # branches share their history
-        reward = sum(span.raw_reward or 0.0 for span in spans.values())
+        rewards = [span.raw_reward or 0.0 for span in spans.values()]
         return Batch(
             groups,
             lag_mean=float(lags.mean()),
             lag_max=int(lags.max()),
-            reward=reward / len({row.session_id for row in rows}),
+            reward=sum(rewards) / len({row.session_id for row in rows}),
+            rewards_clipped=sum(clipped(reward, self._queue.reward_clip) != reward for reward in rewards),
             accounts={
                 session: _account(self._queue.accounts[group.id][session], n)
                 for group, stale in fresh

@@ -18,10 +18,11 @@ from areal.store.base import EndedGroup, Store
 class GroupQueue:
     """Reads accepted groups from the store; remembers the rows of those it has seen."""
 
-    def __init__(self, store: Store, *, export_style: ExportStyle, turn_discount: float) -> None:
+    def __init__(self, store: Store, *, export_style: ExportStyle, turn_discount: float, reward_clip: float | None = None) -> None:
         self._store = store
         self._style: ExportStyle = export_style
         self._discount = turn_discount
+        self.reward_clip = reward_clip
         self._seen: dict[str, Group] = {}
         self.accounts: dict[str, dict[str, Account]] = {}  # group id -> session id -> where its recorded tokens go
 
@@ -51,5 +52,5 @@ class GroupQueue:
         for session in ended.sessions:
             interactions = await self._store.sessions.interactions(session.id)
             self.accounts[ended.id][session.id] = account(interactions)
-            trajectories.extend(rows(session, interactions, self._style, self._discount))
+            trajectories.extend(rows(session, interactions, self._style, self._discount, self.reward_clip))
         return Group(ended.id, ended.task_id, tuple(trajectories))

@@ -3,10 +3,12 @@
     keys = SessionKeys.load(Path(config.cluster.fileroot))       # signing.key, made once per fileroot
     key = keys.mint("w0")                                        # sk-sess-w0.<secret>.<mac>
     keys.session_key(presented_keys(scope["headers"])).worker    # "w0", or InvalidKey (401)
+    keys.model_key(keys.check(key))                              # sk-model-w0.<hash of the key>.<mac>: model calls, nothing else
     opens(presented_keys(headers), admin_key)                    # constant-time; an empty secret opens nothing
 
 mac = first 16 bytes of HMAC-SHA256(signing.key, "<worker>.<secret>"), base64url without padding. A key proves only that
-it was minted here: whether its session lives is the store's knowledge, under `key_hash`. No torch, no network.
+it was minted here: whether its session lives is the store's knowledge, under `key_hash`. A model-only key carries that hash and a mac
+of its own, so nobody keeps it, and neither key can be made from it. No torch, no network.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal.base.atomic import sync_folder
-from areal.base.errors import ConfigError, InvalidKey
+from areal.base.errors import ConfigError, Forbidden, InvalidKey
 
 PREFIX = "sk-sess-"
+MODEL_PREFIX = "sk-model-"
 DEFAULT_ADMIN_KEY = "areal-admin-key"
 DEFAULT_INTERNAL_TOKEN = "gateway-internal-token"
 SIGNING_KEY_FILE = "signing.key"
@@ -36,20 +39,23 @@ _WORKER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_KEY = 512
 _IMPLICIT = "implicit"  # in the place of the worker: sessions that opened by themselves may be served by any
 _SEALED = "\0sealed\0"  # keeps seals apart from every text that a key signs
+_MODEL_ONLY = "\0model only\0"  # and these
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """A key whose signature is good. worker: the logical worker that holds its session."""
+    """A key whose signature is good. worker: the logical worker that holds its session. model_only: it opens model calls."""
 
     text: str
     worker: str
+    model_only: bool = False
 
     @property
     def hash(self) -> str:
-        return key_hash(self.text)
+        """Of the session's key, which a model-only key carries."""
+        return _carried(self.text) if self.model_only else key_hash(self.text)
 
 
 class SessionKeys:
@@ -73,22 +79,33 @@ class SessionKeys:
         body = f"{worker}.{secret}"
         return f"{PREFIX}{body}.{self._mac(body)}"
 
-    def check(self, key: str) -> SessionKey:
-        """The key with its worker. Raises InvalidKey for anything that was not minted with this signing secret."""
-        parts = key.removeprefix(PREFIX).split(".") if key.startswith(PREFIX) and len(key) <= _LONGEST_KEY else []
+    def model_key(self, key: SessionKey) -> str:
+        """The model-only key of this session key; always the same one, so it also serves what is refreshed under that key."""
+        body = f"{key.worker}.{base64.urlsafe_b64encode(bytes.fromhex(key.hash)).rstrip(b'=').decode()}"
+        return f"{MODEL_PREFIX}{body}.{self._mac(_MODEL_ONLY + body)}"
+
+    def check(self, key: str, *, model_only: bool = False) -> SessionKey:
+        """The key with its worker. Raises InvalidKey for anything that was not minted with this signing secret, and Forbidden
+        for a model-only key unless `model_only` says that one will do."""
+        prefix, signs = (MODEL_PREFIX, _MODEL_ONLY) if key.startswith(MODEL_PREFIX) else (PREFIX, "")
+        parts = key.removeprefix(prefix).split(".") if key.startswith(prefix) and len(key) <= _LONGEST_KEY else []
         if len(parts) != 3 or not key.isascii() or not _WORKER.fullmatch(parts[0]):
             raise InvalidKey("this is not a session key; session keys come from POST /rl/start_session")
-        if not hmac.compare_digest(self._mac(f"{parts[0]}.{parts[1]}").encode(), parts[2].encode()):
+        if not hmac.compare_digest(self._mac(f"{signs}{parts[0]}.{parts[1]}").encode(), parts[2].encode()):
             raise InvalidKey("this session key was not issued by this service; start a session to get one")
-        return SessionKey(key, parts[0])
+        if signs and not model_only:
+            raise Forbidden("this key opens model calls only; use the session key that start_session gave")
+        return SessionKey(key, parts[0], model_only=bool(signs))
 
-    def session_key(self, presented: Sequence[str]) -> SessionKey:
-        """The first good session key of those a request presents (see `presented_keys`). Raises InvalidKey."""
-        failure = InvalidKey("no key was sent; put it in Authorization: Bearer … or x-api-key")
+    def session_key(self, presented: Sequence[str], *, model_only: bool = False) -> SessionKey:
+        """The first good session key of those a request presents (see `presented_keys`). model_only: a model-only key will do.
+
+        Raises InvalidKey, Forbidden."""
+        failure: InvalidKey | Forbidden = InvalidKey("no key was sent; put it in Authorization: Bearer … or x-api-key")
         for key in presented:
             try:
-                return self.check(key)
-            except InvalidKey as reason:
+                return self.check(key, model_only=model_only)
+            except (InvalidKey, Forbidden) as reason:
                 failure = reason
         raise failure
 
@@ -123,6 +140,11 @@ class SessionKeys:
 def key_hash(key: str) -> str:
     """SHA-256, hex: what the store keeps instead of the key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _carried(model_key: str) -> str:
+    """The hash of the session key that a good model-only key carries."""
+    return base64.urlsafe_b64decode(model_key.split(".")[1] + "=").hex()
 
 
 def load_or_create_signing_key(path: Path) -> bytes:

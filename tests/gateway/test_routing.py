@@ -56,6 +56,21 @@ async def test_the_key_says_the_worker(place, http):
             assert (await response.json())["headers"]["host"] == place.workers[name].url.removeprefix("http://")
 
 
+async def test_a_model_only_key_reaches_its_worker_on_model_routes_through_any_gateway(place, http):
+    w1, keys = await place.add_worker("w1"), SessionKeys.load(place.folder)  # as another process reads them
+    headers = place.headers(keys.model_key(keys.check(place.key("w1"))))
+    async with place.gateway() as other:
+        for url in (place.url, other):
+            for path in (CHAT, "/v1/responses", "/gateway/v1/v1/messages", "/v1/messages/count_tokens"):
+                async with http.post(url + path, data=b"{}", headers=headers) as response:
+                    assert response.status == 200, path
+            for path in ("set_reward", "end_session", "session", "start_session", "exclude_session", "export_trajectories"):
+                async with http.post(f"{url}/rl/{path}", data=b"{}", headers=headers) as response:
+                    assert response.status == 403, path
+    assert len(w1.calls) == 8
+    assert not place.workers["w0"].calls
+
+
 async def test_t109_how_a_key_may_be_sent(place, http):
     key = place.key()
     for headers in (
@@ -109,7 +124,7 @@ async def test_t109_no_wrong_or_forged_key_gets_through(place, http, admin):
 
 
 async def test_t109_admin_routes_take_the_admin_key_alone(place, http, admin):
-    for path in ("/rl/start_session", "/rl/export_trajectories", "/export_trajectories"):
+    for path in ("/rl/start_session", "/rl/exclude_session", "/rl/export_trajectories", "/export_trajectories"):
         for headers, status in (({}, 401), ({"x-api-key": "nope"}, 401), (place.headers(), 403), (admin, 200)):
             async with http.post(place.url + path, data=b"{}", headers=headers) as response:
                 assert response.status == status, (path, headers)

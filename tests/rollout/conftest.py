@@ -79,12 +79,13 @@ def batching(store: Store) -> Callable[..., Awaitable[tuple[StalenessGate, Batch
         max_lag: int = 2,
         n_samples: int = 1,
         stale: str = "drop",
+        clip: float | None = None,
         informative: Callable[[Group], bool] | None = None,
         said: list[str] | None = None,
     ) -> tuple[StalenessGate, Batcher]:
         limits = Limits(max_concurrent=64, max_lag=max_lag, batch_groups=batch, n_samples=n_samples)
         gate = await StalenessGate.open(store.training, limits, incarnation="test")
-        queue = GroupQueue(store, export_style="individual", turn_discount=1.0)
+        queue = GroupQueue(store, export_style="individual", turn_discount=1.0, reward_clip=clip)
         say = print if said is None else said.append
         return gate, Batcher(
             queue, gate, store.training, batch_groups=batch, stale=stale, informative=informative, say=say

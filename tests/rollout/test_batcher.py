@@ -145,6 +145,15 @@ async def test_waiting_says_what_it_waits_for(store, played, batching, monkeypat
     assert said[-1].endswith("; groups dropped so far: nothing_to_train 1")
 
 
+async def test_clipped_rewards_are_counted_and_the_raw_ones_shown(played, batching) -> None:
+    _, batcher = await batching(batch=3, clip=1.0)
+    for task, reward in (("a", 5.0), ("b", 1.0), ("c", None)):
+        await played.session(task, reward=reward)
+    batch = await batcher.next_batch()
+    assert (batch.rewards_clipped, batch.reward) == (1, 2.0)
+    assert [row.spans[0].reward for group in batch.groups for row in group.trajectories] == [1.0, 1.0, 0.0]
+
+
 async def test_a_session_excluded_before_the_step_takes_it_is_in_no_batch(store, played, batching) -> None:
     gate, batcher = await batching(batch=2, n_samples=3)
     for task in ("a", "a", "a", "b", "b"):

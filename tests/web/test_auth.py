@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.base.errors import ConfigError, InvalidKey
+from areal.base.errors import ConfigError, Forbidden, InvalidKey
 from areal.web.auth import (
     PREFIX,
     SessionKeys,
@@ -147,3 +147,35 @@ def test_processes_that_start_together_agree_on_the_signing_key(tmp_path: Path) 
 
 def test_the_prefix_is_the_documented_one() -> None:
     assert KEY.startswith(PREFIX) and PREFIX == "sk-sess-"  # noqa: PT018
+
+
+def test_a_model_only_key_leads_to_its_session_and_is_no_session_key() -> None:
+    session = KEYS.check(KEY)
+    key = KEYS.model_key(session)
+    assert key == KEYS.model_key(session)
+    assert key.startswith("sk-model-w0.")
+    assert KEY.split(".")[1] not in key
+    opened = KEYS.check(key, model_only=True)
+    assert (opened.hash, opened.worker, opened.model_only) == (session.hash, "w0", True)
+    with pytest.raises(Forbidden, match="opens model calls only"):
+        KEYS.check(key)
+    assert KEYS.session_key([key, KEY]).text == KEY
+    assert KEYS.session_key([key], model_only=True) == opened
+    with pytest.raises(InvalidKey, match="not issued by this service"):
+        SessionKeys(bytes(32)).check(key, model_only=True)
+
+
+def test_neither_kind_of_key_passes_for_the_other() -> None:
+    key = KEYS.model_key(KEYS.check(KEY))
+    for forged in (key.replace("sk-model-", PREFIX), KEY.replace(PREFIX, "sk-model-"), key.replace("w0", "w1")):
+        with pytest.raises(InvalidKey):
+            KEYS.check(forged, model_only=True)
+
+
+@given(st.integers(0, 100), st.characters())
+def test_a_model_only_key_with_any_character_changed_is_refused(at: int, character: str) -> None:
+    key = KEYS.model_key(KEYS.check(KEY))
+    forged = key[:at] + character + key[at + 1 :]
+    if forged != key:
+        with pytest.raises(InvalidKey):
+            KEYS.check(forged, model_only=True)
