@@ -152,7 +152,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         )
         launch = Launch(config, folder, scheduler, gate, model_dir, run_id)
         announce("RLTrainer", f"starting the processes of this run; their logs are in {folder.logs}")
-        backends, engine = await launch.servers_and_rank(stack, found)
+        servers, engine = await launch.servers_and_rank(stack, found)
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
         dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, first_step))
@@ -163,7 +163,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             store=store,
             gate=gate,
             batcher=_batcher(config, gate, store),
-            learner=_learner(config, folder, engine, backends, gate),
+            learner=await _learner(stack, config, folder, engine, servers, workers, gate),
             evaluation=_evaluation(config, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
@@ -184,15 +184,22 @@ async def _take_up(config: RunConfig, store: Store, found: Snapshot | None, inca
         announce("RLTrainer", f"resumed from {found.path}: step {step}, {freed} groups to be trained again")
 
 
-def _learner(
-    config: RunConfig, folder: RunFolder, engine: EngineClient | None, backends: list[Backend], gate: StalenessGate
+async def _learner(
+    stack: AsyncExitStack,
+    config: RunConfig,
+    folder: RunFolder,
+    engine: EngineClient | None,
+    servers: dict[str, Backend],
+    workers: list[JsonClient],
+    gate: StalenessGate,
 ) -> Learner | None:
     if engine is None:
         return None
+    publisher = WeightPublisher(engine, servers, workers, gate, quorum=config.weights.quorum)
     return Learner(
         engine=engine,
         credit=credit_of(config),
-        publisher=WeightPublisher(engine, backends, gate),
+        publisher=await stack.enter_async_context(publisher),
         snapshots=Snapshots(folder.checkpoints, engine, freq_steps=config.saver.freq_steps, keep=config.saver.keep),
     )
 

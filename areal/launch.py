@@ -1,7 +1,7 @@
 """The processes of one run: which, with which settings, in which order.
 
     launch = Launch(config, folder, scheduler, gate, model_dir, run_id)
-    backends, engine = await launch.servers_and_rank(stack, found)      # they load weights side by side
+    servers, engine = await launch.servers_and_rank(stack, found)       # url -> Backend; they load weights side by side
     workers, gateway_url = await launch.front(stack)                    # then what clients reach
 
 A gateway that already runs on the configured port is attached to; else the run starts its own. Everything that `auto` and 0
@@ -96,27 +96,28 @@ class Launch:
         self.token = scheduler.run_token
         self.store_url = store_url(folder.store_path)
         self.run_id = run_id
-        self.server_urls: list[str] = []
+        self.servers: dict[str, Backend] = {}
 
     async def servers_and_rank(
         self, stack: AsyncExitStack, found: Snapshot | None
-    ) -> tuple[list[Backend], EngineClient | None]:
-        """Inference servers and the rank, started side by side; no rank where nothing is trained."""
+    ) -> tuple[dict[str, Backend], EngineClient | None]:
+        """Inference servers by URL and the rank, started side by side; no rank where nothing is trained."""
         spec = parse_backend(self.config.rollout.backend)
         jobs = [Job(f"server-{k}", *self._server_job(spec.name), env=_GIVE_MEMORY_BACK) for k in range(spec.size)]
         if trains(self.config):
             jobs.append(self._rank_job())
         ready = await self._ready(await self.scheduler.start(*jobs))
-        self.server_urls = [facts["url"] for facts in ready[: spec.size]]
-        backends = [connect(spec.name, url, self.token) for url in self.server_urls]
-        for backend in backends:
+        load_s = self.config.weights.load_timeout_seconds
+        urls = [str(facts["url"]) for facts in ready[: spec.size]]
+        self.servers = {url: connect(spec.name, url, self.token, load_s=load_s) for url in urls}
+        for backend in self.servers.values():
             stack.push_async_callback(backend.close)
         if not trains(self.config):
-            return backends, None
+            return self.servers, None
         engine = await stack.enter_async_context(EngineClient(ready[-1]["url"], self.token))
         if found:
             await engine.restore(str(found.path))
-        return backends, engine
+        return self.servers, engine
 
     def _rank_job(self) -> Job:
         settings = EngineSettings.of(
@@ -133,7 +134,7 @@ class Launch:
 
     async def front(self, stack: AsyncExitStack) -> tuple[list[JsonClient], str]:
         """Rollout workers, then the gateway that leads to them."""
-        config = self.config
+        config, servers = self.config, list(self.servers)
         common = {
             "store_url": self.store_url,
             "signing_key_path": str(self.folder.signing_key),
@@ -147,7 +148,7 @@ class Launch:
                 | {
                     "worker_id": f"w{k}",
                     "model_dir": str(self.model_dir),
-                    "servers": [self.server_urls[k % len(self.server_urls)]],
+                    "servers": [servers[(k + j) % len(servers)] for j in range(len(servers))],
                     "policy_names": model_names(config),
                 },
                 env=_loopback_past_proxies(),

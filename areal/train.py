@@ -92,6 +92,7 @@ def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str,
     seconds = run.pace.step(time.monotonic())
     samples_per_second = batch.sessions / seconds
     tokens_per_second = batch.recorded_tokens / seconds
+    unusual = {"rewards_clipped": batch.rewards_clipped, "servers_out": len(run.learner.publisher.out) if run.learner else 0}
     Log("train").line(
         step=step,
         updated=batch.sessions,
@@ -104,12 +105,12 @@ def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str,
         logprob_gap_max=stats["logprob_gap_max"],
         wait_seconds=stats["wait_seconds"],
         step_seconds=stats["step_seconds"],
-        **({"rewards_clipped": batch.rewards_clipped} if batch.rewards_clipped else {}),
+        **{name: number for name, number in unusual.items() if number},
     )
     if (step + 1) % run.config.stats_logger.log_interval == 0:
         Log("throughput").line(step=step, samples_per_second=samples_per_second, tokens_per_second=tokens_per_second)
     own = {"reward": batch.reward, "lag_mean": batch.lag_mean, "lag_max": batch.lag_max, "version": version.label}
-    own |= {"sessions": batch.sessions, "recorded_tokens": batch.recorded_tokens, "rewards_clipped": batch.rewards_clipped}
+    own |= {"sessions": batch.sessions, "recorded_tokens": batch.recorded_tokens, **unusual}
     rates = {"throughput/samples_per_second": samples_per_second, "throughput/tokens_per_second": tokens_per_second}
     run.metrics.write(step, {f"train/{name}": value for name, value in (own | stats).items()} | rates)
     run.progress.step(

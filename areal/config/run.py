@@ -60,6 +60,11 @@ class StatsLoggerConfig(Section):
 class WeightsConfig(Section):
     transfer: TransferName = "shared_memory"
     """How weights travel to the inference servers of this host."""
+    quorum: int = Field(1, ge=1)
+    """Fewest inference servers that must load a version for the run to go on; with fewer it ends. A server that fails gets no
+    traffic until it serves the current version."""
+    load_timeout_seconds: float = Field(300.0, gt=0)
+    """How long a server may take to load a version. Large weights from slow disks need more."""
 
 
 class RunConfig(Section):

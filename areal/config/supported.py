@@ -115,6 +115,12 @@ def _contradictions(config: RunConfig) -> list[str]:
             f"rollout.agent.max_turns={agent.max_turns}: only sessions that open by themselves have a last turn; set "
             "rollout.agent.internal_token (or --agent-config FILE with an api_key), or take max_turns out"
         )
+    servers = parse_backend(config.rollout.backend).size
+    if config.weights.quorum > servers:
+        found.append(
+            f"weights.quorum={config.weights.quorum}: rollout.backend={config.rollout.backend} has only {servers} inference "
+            "server(s); lower the first, or ask for more"
+        )
     if config.total_train_steps < config.total_train_epochs:
         found.append(
             f"total_train_steps={config.total_train_steps}: is less than total_train_epochs={config.total_train_epochs}; "

@@ -26,7 +26,7 @@ from areal.web.sse import DONE, SseDecoder, SseEvent
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
-LOAD_S = 1800.0  # large weights from slow disks; the server says nothing meanwhile
+LOAD_S = 300.0  # weights.load_timeout_seconds says otherwise; the server says nothing meanwhile
 IDLE_CONNECTION_S = (
     3.0  # below any server's own keep-alive (ours 75 s, uvicorn's 5 s): no request meets a closing socket
 )
@@ -35,11 +35,14 @@ IDLE_CONNECTION_S = (
 class HttpBackend:
     """A Backend over HTTP. Use it in one event loop; any number of tasks at once. `close()` when done."""
 
-    def __init__(self, name: str, url: str, token: str, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self, name: str, url: str, token: str, *, silence_s: float = SILENCE_S, load_s: float = LOAD_S
+    ) -> None:
         self.name = name
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._silence_s = silence_s
+        self._load_s = load_s
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -75,7 +78,7 @@ class HttpBackend:
     async def load_weights(self, manifest: dict[str, Any], version: int) -> int:
         """See Backend.load_weights. A refusal (409) is a BackendError with the server's reason."""
         body = wire.encode_load_weights(manifest, version)
-        async with self._call("POST", "/load_weights", body, LOAD_S) as response:
+        async with self._call("POST", "/load_weights", body, self._load_s) as response:
             return wire.decode_version(await response.read())
 
     async def close(self) -> None:

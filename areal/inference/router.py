@@ -1,21 +1,23 @@
 """Which server answers: a session stays on the server that holds its KV prefix, a new one goes where least runs.
 
-    router = Router([connect("native", url, token) for url in urls])
+    router = Router([connect("native", url, token) for url in urls], own=1)
     async with aclosing(router.generate(request)) as chunks: ...
     router.forget(session_id)                     # the session has ended
+    router.serve_from([0])                        # the others are out: they do not serve the current weights
 
 Counts what goes through this router only; another process has its own. A server that fails before its first chunk
-loses the session and is avoided for a while, so that the next try goes elsewhere. Backends: backend.py. Used by proxy/.
+loses the session and is avoided for a while, so that the next try goes elsewhere. The first `own` servers are this process's
+own; it turns to the others while those are out or avoided. Backends: backend.py. Used by proxy/.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 
-from areal.base.errors import BackendError, ConfigError
+from areal.base.errors import BackendError, ConfigError, Unavailable
 from areal.base.types import GenerateRequest, TokenChunk
 from areal.inference.backend import Backend
 
@@ -26,7 +28,8 @@ AVOID_S = 5.0  # after a failure before the first chunk, while another server ca
 class Router:
     """Affinity by session, else least load. One event loop, any number of tasks."""
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
+    def __init__(self, backends: Sequence[Backend], *, own: int | None = None) -> None:
+        """own: how many of them, from the first on, are preferred; None = all."""
         if not backends:
             raise ConfigError("there is no inference server to route to; rollout.backend must ask for at least one")
         self.backends = tuple(backends)
@@ -34,6 +37,8 @@ class Router:
         self._homes: OrderedDict[str, int] = OrderedDict()
         self._sessions = [0] * len(backends)  # homes per backend
         self._avoid_until = [0.0] * len(backends)  # time.monotonic()
+        self._own = len(backends) if own is None else own
+        self._serving: Collection[int] = range(len(backends))
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Backend.generate of the session's server."""
@@ -54,14 +59,25 @@ class Router:
         finally:
             self.running[index] -= 1
 
+    def serve_from(self, indices: Collection[int]) -> None:
+        """Only these servers take requests from now on. What streams from another goes on; its sessions move with their next
+        request."""
+        self._serving = frozenset(indices)
+
     def place(self, session_id: str) -> int:
-        """The index of the session's server; chosen now if it has none (fewest streams, then fewest sessions)."""
+        """The index of the session's server; chosen now if it has none (its own first, then fewest streams, then fewest
+        sessions). Raises Unavailable while none is in service."""
         index = self._homes.get(session_id)
+        if index is not None and index not in self._serving:
+            self.forget(session_id)
+            index = None
         if index is None:
+            if not self._serving:
+                raise Unavailable("no inference server serves the current weights now; retry in a few seconds")
             now = time.monotonic()
             index = min(
-                range(len(self.backends)),
-                key=lambda k: (self._avoid_until[k] > now, self.running[k], self._sessions[k]),
+                self._serving,
+                key=lambda k: (self._avoid_until[k] > now, k >= self._own, self.running[k], self._sessions[k], k),
             )
             self._homes[session_id] = index
             self._sessions[index] += 1

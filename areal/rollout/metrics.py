@@ -24,6 +24,7 @@ for name, combine, description in (
     ("lag_max", "max", "the largest such lag; never above rollout.max_head_offpolicyness"),
     ("version", "last", "label of the weights that the step made"),
     ("sessions", "sum", "sessions in the step"),
+    ("servers_out", "max", "inference servers without traffic, because they do not serve the current version"),
     ("rewards_clipped", "sum", "rewards beyond rollout.agent.reward_clip, trained as that bound"),
     ("recorded_tokens", "sum", "sampled tokens of these sessions, trained or masked"),
     ("wait_seconds", "max", "time the loop waited for a batch"),

@@ -34,8 +34,9 @@ from areal.inference import connect
 from areal.inference.router import Router
 from areal.proxy.app import Proxy, ProxyParts, build_proxy
 from areal.rollout.agent_runs import AgentRuns
+from areal.rollout.servers import InService
 from areal.store import open_store
-from areal.store.base import Registry
+from areal.store.base import Registry, Store
 from areal.web.address import bind, url_of
 from areal.web.auth import SessionKeys, load_or_create_signing_key
 from areal.web.serve import serve
@@ -44,7 +45,8 @@ HEARTBEAT_S = 2.0
 
 
 class WorkerJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The spec's own keys. servers: URLs of the inference servers this worker uses. agents: paths of agents it may run."""
+    """The spec's own keys. servers: URLs of the inference servers; the first is this worker's own, the others step in while that
+    one is out."""
 
     worker_id: str
     model_dir: str
@@ -68,7 +70,9 @@ async def main(spec: ChildSpec) -> None:
     with open_log(run_id=spec.name):
         async with AsyncExitStack() as stack:
             store = await stack.enter_async_context(await open_store(job.store_url))
-            proxy = await _proxy(stack, job, config, store, spec.run_token)
+            router = await _router(stack, job, config, spec.run_token)
+            proxy = await _proxy(router, job, config, store)
+            InService(router, job.servers, spec.run_token).add_to(proxy.app)
             agents = AgentRuns(config, proxy.sessions, base_url=url, run_token=spec.run_token)
             agents.add_to(proxy.app)
             await stack.enter_async_context(_heartbeats(store.registry, job.worker_id, url))
@@ -77,13 +81,17 @@ async def main(spec: ChildSpec) -> None:
             )
 
 
-async def _proxy(stack: AsyncExitStack, job: WorkerJob, config: RunConfig, store: Any, run_token: str) -> Proxy:
+async def _router(stack: AsyncExitStack, job: WorkerJob, config: RunConfig, run_token: str) -> Router:
     name = parse_backend(config.rollout.backend).name
     backends = [connect(name, url, run_token) for url in job.servers]
     for backend in backends:
         stack.push_async_callback(backend.close)
-    router = Router(backends)
-    health = await asyncio.gather(*(backend.health() for backend in backends))
+    return Router(backends, own=1)
+
+
+async def _proxy(router: Router, job: WorkerJob, config: RunConfig, store: Store) -> Proxy:
+    name = parse_backend(config.rollout.backend).name
+    health = await asyncio.gather(*(backend.health() for backend in router.backends))
     return build_proxy(
         ProxyParts(
             store=store,

@@ -1,0 +1,190 @@
+"""A version moves on a quorum of real inference servers; one that cannot follow gets no traffic until it can (settled 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from areal.base.errors import BackendError, Unavailable
+from areal.base.types import GenerateRequest, Limits, SamplingParams
+from areal.engine.client import EngineClient
+from areal.engine.settings import EngineSettings
+from areal.inference.client import HttpBackend
+from areal.inference.router import Router
+from areal.models.tiny import write_tiny
+from areal.rollout.servers import InService
+from areal.rollout.staleness import StalenessGate
+from areal.rollout.weights import WeightPublisher
+from areal.web.app import create_app
+from areal.web.client import JsonClient, UnexpectedAnswer
+from tests.proxy.service import serving, until
+
+TOKEN = "run-token"
+
+
+@dataclass
+class Child:
+    process: subprocess.Popen[bytes]
+    url: str
+    run_dir: Path
+
+
+def start(name: str, module: str, run_dir: Path, job: dict[str, Any]) -> Child:
+    ready, spec = run_dir / f"{name}.ready.json", run_dir / f"{name}.spec.json"
+    facts = {"name": name, "run_dir": str(run_dir), "run_token": TOKEN, "ready_file": str(ready)}
+    spec.touch(mode=0o600)
+    spec.write_text(json.dumps(facts | {"parent_pid": os.getpid()} | job))
+    return Child(subprocess.Popen([sys.executable, "-m", module, "--spec", str(spec)]), str(ready), run_dir)
+
+
+async def url_of(child: Child) -> Child:
+    while not Path(child.url).exists():
+        assert child.process.poll() is None
+        await asyncio.sleep(0.05)
+    return Child(child.process, json.loads(Path(child.url).read_text())["url"], child.run_dir)
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[list[Child]]:
+    """A rank, a server of the same run, and one that looks for weights in a run folder of its own."""
+    model = tmp_path / "model"
+    write_tiny(model)
+    folders = [tmp_path / "run", tmp_path / "elsewhere"]
+    for folder in folders:
+        folder.mkdir()
+    settings = EngineSettings.model_validate(
+        {"model_dir": str(model), "algorithm": "ppo", "threads": 1, "total_steps": 9, "optimizer": {}, "transfer": "disk"}
+    )
+    server = {"model_dir": str(model), "threads": 1, "max_context": 64, "kv_tokens": 1024}
+    native = "areal.inference.native.server"
+    started = [
+        start("rank-0", "areal.engine.worker", folders[0], settings.spec()),
+        start("server-0", native, folders[0], server),
+        start("server-1", native, folders[1], server),
+    ]
+    yield started
+    for child in started:
+        child.process.kill()
+        child.process.wait()
+
+
+@dataclass
+class Run:
+    """A controller's end and one worker's, in this process; `own` is the worker's own server and refuses at first."""
+
+    publisher: WeightPublisher
+    gate: StalenessGate
+    router: Router
+    other: Child
+    own: Child
+    asked: int = 0
+
+    async def answer(self) -> set[int]:
+        """The versions that a new session's tokens have."""
+        self.asked += 1
+        sampling = SamplingParams(max_tokens=4, temperature=1.0)
+        request = GenerateRequest(f"r{self.asked}", f"s{self.asked}", np.array([5, 6], np.int32), sampling, self.asked)
+        async with aclosing(self.router.generate(request)) as chunks:
+            return {int(version) for chunk in [chunk async for chunk in chunks] for version in chunk.versions}
+
+    def place(self) -> int:
+        """Where a new session goes: 0 is the worker's own server."""
+        self.asked += 1
+        return self.router.place(f"s{self.asked}")
+
+    async def labels(self) -> list[int]:
+        return [(await backend.health()).version for backend in self.router.backends]
+
+    async def back(self) -> None:
+        await until(lambda: not self.publisher.out, 60)
+
+
+@pytest.fixture
+async def run(
+    request: pytest.FixtureRequest, children: list[Child], store: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Run]:
+    monkeypatch.setattr("areal.rollout.weights.ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr("areal.rollout.weights.LONGEST_PAUSE_S", 0.2)
+    rank, other, own = [await url_of(child) for child in children]
+    async with AsyncExitStack() as stack:
+        backends = {one.url: HttpBackend("native", one.url, TOKEN, load_s=3.0) for one in (own, other)}
+        for backend in backends.values():
+            stack.push_async_callback(backend.close)
+        router = Router(list(backends.values()), own=1)
+        app = create_app("worker", max_body_bytes=1 << 20)
+        InService(router, list(backends), TOKEN).add_to(app)
+        worker = await stack.enter_async_context(JsonClient(await stack.enter_async_context(serving(app)), bearer=TOKEN))
+        with pytest.raises(UnexpectedAnswer, match="has no inference server http://elsewhere"):
+            await worker.post("/servers", {"serving": ["http://elsewhere"]})
+        engine = await stack.enter_async_context(EngineClient(rank.url, TOKEN))
+        gate = await StalenessGate.open(store.training, Limits(9, 0, 9), incarnation="test")
+        publisher = await stack.enter_async_context(
+            WeightPublisher(engine, backends, [worker], gate, quorum=getattr(request, "param", 1))
+        )
+        yield Run(publisher, gate, router, other, own)
+
+
+async def test_a_server_that_cannot_follow_is_left_out_until_it_can(run: Run) -> None:
+    assert run.place() == 0
+    await run.publisher.publish([])  # the worker's own server refuses the manifest of another run folder
+    assert run.publisher.out == (run.own.url,)
+    assert run.gate.current.label == 1
+    assert await run.labels() == [0, 1]  # it keeps its old label
+    assert run.place() == 1
+    assert await run.answer() == {1}
+    await run.publisher.publish([])  # the run goes on
+    run.own.run_dir.rename(run.own.run_dir.with_name("was elsewhere"))
+    run.own.run_dir.symlink_to(run.other.run_dir)  # now it finds them
+    await run.back()
+    assert await run.labels() == [2, 2]
+    assert run.place() == 0
+    assert await run.answer() == {2}
+
+    run.other.process.send_signal(signal.SIGSTOP)  # the other one answers nothing any more
+    await run.publisher.publish([])
+    assert run.publisher.out == (run.other.url,)
+    assert await run.answer() == {3}
+    with pytest.raises(BackendError, match=r"2 of 2 inference servers could not load version 4, weights.quorum=1 must"):
+        run.own.process.send_signal(signal.SIGSTOP)
+        await run.publisher.publish([])
+    assert run.gate.current.label == 3
+    for child in (run.own, run.other):
+        child.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_stopped_server_comes_back_with_the_current_weights(run: Run) -> None:
+    run.own.run_dir.rename(run.own.run_dir.with_name("was elsewhere"))
+    run.own.run_dir.symlink_to(run.other.run_dir)
+    run.own.process.send_signal(signal.SIGSTOP)
+    await run.publisher.publish([])
+    await run.publisher.publish([])
+    assert run.publisher.out == (run.own.url,)
+    assert await run.answer() == {2}
+    run.own.process.send_signal(signal.SIGCONT)
+    await run.publisher.publish([])
+    await run.back()
+    assert await run.labels() == [3, 3]
+    assert run.place() == 0
+
+
+@pytest.mark.parametrize("run", [2], indirect=True)
+async def test_with_fewer_than_the_quorum_the_version_does_not_move(run: Run) -> None:
+    with pytest.raises(BackendError, match=r"1 of 2 inference servers .*weights.quorum=2 must: .*it is not read"):
+        await run.publisher.publish([])
+    assert run.gate.current.label == 0
+    run.router.serve_from([])
+    with pytest.raises(Unavailable) as refused:
+        await run.answer()
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 5)
