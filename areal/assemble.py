@@ -1,6 +1,5 @@
 """Config -> parts. The only file that knows them all; what needs a decision from several sections is decided here.
 
-    check(config)                                   # ConfigError before anything starts (also under --dry-run)
     async with assemble(config, folder) as run:     # every process is up and watched; all are stopped at the end
         await train(run)
 
@@ -33,13 +32,11 @@ from areal.cluster.scheduler import Scheduler
 from areal.config.algorithms import resolved
 from areal.config.run import RunConfig
 from areal.config.show import masked_yaml
-from areal.config.startable import refuse_unstartable
 from areal.engine.client import EngineClient
 from areal.engine.credit import Credit
 from areal.inference.backend import Backend
 from areal.launch import Launch, announce_gateway, trains
 from areal.models.fetch import resolve
-from areal.models.torch_install import check_torch
 from areal.rollout import metrics as _declared  # noqa: F401  declares the names written by train.py
 from areal.rollout.batcher import Batcher
 from areal.rollout.datasets import endless, read_tasks
@@ -112,12 +109,6 @@ class Run:
         finally:
             for each in (task, *others):
                 each.cancel()
-
-
-def check(config: RunConfig) -> None:
-    """Everything that can be known to be wrong before a process starts. Raises ConfigError with all reasons."""
-    refuse_unstartable(config)
-    check_torch()
 
 
 @asynccontextmanager

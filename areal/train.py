@@ -18,19 +18,23 @@ import sys
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from areal.assemble import Run, assemble, check
 from areal.base.errors import ArealError
 from areal.base.logs import Log, announce, warn
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.run import RunConfig
+from areal.config.startable import refuse_unstartable
+from areal.models.torch_install import check_torch
 from areal.rollout.account import settle
 from areal.rollout.batcher import Batch
 from areal.rollout.report import RolloutReporter
 from areal.tools.summary import finish
+
+if TYPE_CHECKING:
+    from areal.assemble import Run
 
 DEATH_S = 8.0  # a broken link is seen before the end of the process behind it, on a busy machine long before
 
@@ -92,7 +96,10 @@ def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str,
     seconds = run.pace.step(time.monotonic())
     samples_per_second = batch.sessions / seconds
     tokens_per_second = batch.recorded_tokens / seconds
-    unusual = {"rewards_clipped": batch.rewards_clipped, "servers_out": len(run.learner.publisher.out) if run.learner else 0}
+    unusual = {
+        "rewards_clipped": batch.rewards_clipped,
+        "servers_out": len(run.learner.publisher.out) if run.learner else 0,
+    }
     Log("train").line(
         step=step,
         updated=batch.sessions,
@@ -141,7 +148,8 @@ class PPOTrainer:
         )
 
     def __enter__(self) -> Self:
-        check(self.config)
+        refuse_unstartable(self.config)
+        check_torch()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -156,6 +164,10 @@ class PPOTrainer:
             raise KeyboardInterrupt from None
 
     async def _train(self) -> None:
+        from areal.assemble import (
+            assemble,
+        )  # torch comes with it: --help and a wrong configuration do not wait for that
+
         signals = _Signals()
         async with assemble(self.config, self.folder) as run:
             signals.run = run

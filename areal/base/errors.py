@@ -9,9 +9,11 @@ ArealError
   InvalidKey       401  missing, wrong, ended or expired key
   Forbidden        403  this key may not do that
   NotFound         404  unknown interaction, response or session
+  MethodNotAllowed 405
   Conflict         409  the key is being refreshed right now
   BodyTooLarge     413
   NoCapacity       429  staleness control: training has to catch up first
+  InternalError    500  a bug; the log has its cause
   BackendError     502  worker or backend unreachable, or it answered nonsense
   BackendTimeout   504
   Unavailable      503  draining, or the store cannot write
@@ -54,6 +56,14 @@ class BadRequest(ArealError):
         self.param = param
         if code is not None:
             self.code = code
+
+
+class MethodNotAllowed(ArealError):
+    """The route is known, the method is not."""
+
+    status = 405
+    type = "invalid_request_error"
+    should_retry = False
 
 
 class ContextOverflow(BadRequest):
@@ -127,6 +137,13 @@ class NoCapacity(ArealError):
             f"no free slot: {running} of {limit} groups run or wait to be trained; retry in {self.retry_after_s} s, "
             "end a session, or raise rollout.max_head_offpolicyness or rollout.max_concurrent_rollouts"
         )
+
+
+class InternalError(ArealError):
+    """Something unforeseen, a bug; the log has the cause under the request's id."""
+
+    code = "internal_error"
+    should_retry = False
 
 
 class BackendError(ArealError):

@@ -37,7 +37,8 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A piece of tool call `index`, counted from 0. id and name stand in the call's first piece only."""
+    """A piece of tool call `index`, counted from 0. id and name stand in the call's first piece only; a model writes one call
+    after the other, so once a higher index has come, a lower one is complete."""
 
     index: int
     id: str = ""

@@ -71,9 +71,9 @@ class HfTokenizer:
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-            spec = json.loads(path.read_bytes())
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ConfigError(f"{path} is no tokenizer that this version of `tokenizers` reads: {error}") from error
+        spec = json.loads(path.read_bytes())
         backend.no_padding()
         backend.no_truncation()
         special_tokens = _special_tokens(folder)

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.types import Receive, Scope, Send
 
 import areal
-from areal.base.errors import ArealError, Forbidden, NotFound, StoreError
+from areal.base.errors import ArealError, Forbidden, InternalError, MethodNotAllowed, NotFound, StoreError
 from areal.base.hosts import url_names_loopback
 from areal.base.logs import Log
 from areal.gateway.attachment import Attachment
@@ -31,24 +31,13 @@ from areal.gateway.paths import Route, dialect_of, find_route
 from areal.gateway.routing import Router, Target, check_admin, refreshed_worker
 from areal.gateway.splice import Splice, WorkerRefused
 from areal.web.address import is_loopback
+from areal.web.app import bugs_as_errors
 from areal.web.auth import presented_keys
 from areal.web.body import ClientGone
 
 _log = logging.getLogger("areal.Gateway")
 _line = Log("gateway")
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class MethodNotAllowed(ArealError):
-    """The path is known, the method is not."""
-
-    status = 405
-    type = "invalid_request_error"
-    should_retry = False
-
-
-class InternalError(ArealError):
-    """A bug in the gateway; the log has its traceback."""
 
 
 class GatewayApp:
@@ -91,29 +80,29 @@ class GatewayApp:
         began = time.perf_counter()
         self._running.inc()
         try:
-            self._check_caller(scope, exchange)
-            if route is None:
-                raise NotFound(
-                    f"there is no route {path}; check the path after the base URL: model calls go to /v1/chat/completions, "
-                    "/v1/responses or /v1/messages"
-                )
-            if exchange.method not in route.methods:
-                raise MethodNotAllowed(f"{path} takes {' or '.join(route.methods)}, not {exchange.method}")
-            if control:
-                await exchange.answer(orjson.dumps(await self._control.answer(path[9:], await exchange.body.read())))
-            else:
-                await self._serve(exchange)
+            with bugs_as_errors(f"request {exchange.request_id}"):
+                self._check_caller(scope, exchange)
+                if route is None:
+                    raise NotFound(
+                        f"there is no route {path}; check the path after the base URL: model calls go to "
+                        "/v1/chat/completions, /v1/responses or /v1/messages"
+                    )
+                if exchange.method not in route.methods:
+                    raise MethodNotAllowed(f"{path} takes {' or '.join(route.methods)}, not {exchange.method}")
+                if control:
+                    await exchange.answer(
+                        orjson.dumps(await self._control.answer(path[9:], await exchange.body.read()))
+                    )
+                else:
+                    await self._serve(exchange)
         except ClientGone:
             exchange.status = 499
-        except ArealError as error:
-            await exchange.refuse(error)
-        except Exception:
-            _log.exception("request %s failed", exchange.request_id)
+        except InternalError as bug:
             exchange.broken = "a bug in the gateway, see its log"
             if not exchange.status:
-                await exchange.refuse(
-                    InternalError(f"the gateway failed; its log says why under {exchange.request_id}")
-                )
+                await exchange.refuse(bug)
+        except ArealError as error:
+            await exchange.refuse(error)
         finally:
             self._running.dec()
             self._note(exchange, began)

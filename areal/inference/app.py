@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from areal.base.errors import ArealError, BackendError, BodyTooLarge, InvalidKey, NotFound
+from areal.base.errors import ArealError, BackendError, BodyTooLarge, InternalError, InvalidKey, NotFound
 from areal.base.types import TokenChunk
 from areal.inference import wire
 from areal.inference.backend import Backend
+from areal.web.app import bugs_as_errors
 from areal.web.body import disconnected
 from areal.web.sse import DONE_EVENT, PING, encode_event
-
-_log = logging.getLogger("areal.server")
 
 MAX_BODY_BYTES = 64 * 2**20  # a prompt of a few million tokens
 HOLD_S = 15.0
@@ -58,14 +56,14 @@ class WireApp:
             await _lifespan(receive, send)
             return
         try:
-            self._check_token(scope)
-            await self._route(scope["method"], scope["path"], receive, send)
+            with bugs_as_errors("a request"):
+                self._check_token(scope)
+                await self._route(scope["method"], scope["path"], receive, send)
+        except InternalError as bug:
+            await _answer(send, 500, wire.encode_error(_broken(bug)))
         except ArealError as error:
             status = 409 if scope["path"] == "/load_weights" and isinstance(error, BackendError) else error.status
             await _answer(send, status, wire.encode_error(error))
-        except Exception as error:  # the HTTP edge: a bug is a 500 with a body, and its trace is in the log
-            _log.exception("a request failed")
-            await _answer(send, 500, wire.encode_error(BackendError(f"{type(error).__name__}: {error}")))
 
     def _check_token(self, scope: Scope) -> None:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -97,17 +95,13 @@ class WireApp:
         gone = asyncio.ensure_future(disconnected(receive))
         events = _Events(send)
         try:
-            await self._stream(chunks, gone, events)
+            with bugs_as_errors("a stream"):
+                await self._stream(chunks, gone, events)
         except ArealError as error:
             if not events.started:
                 raise
-            await events.finish(encode_event(wire.encode_error(error)))
-        except Exception as error:
-            if not events.started:
-                raise
-            _log.exception("a stream failed")
-            failure = BackendError(f"the engine failed: {type(error).__name__}: {error}")
-            await events.finish(encode_event(wire.encode_error(failure)))
+            said = _broken(error) if isinstance(error, InternalError) else error
+            await events.finish(encode_event(wire.encode_error(said)))
         finally:
             gone.cancel()
             await chunks.aclose()
@@ -157,6 +151,11 @@ async def _send_all(chunks: AsyncGenerator[TokenChunk, None], events: _Events) -
     async for chunk in chunks:
         await events.send(wire.encode_chunk(chunk))
     await events.finish(DONE_EVENT)
+
+
+def _broken(bug: InternalError) -> BackendError:
+    """A bug as the proxy may hear it: this port is an inner one."""
+    return BackendError(f"the engine failed: {type(bug.__cause__).__name__}: {bug.__cause__}")
 
 
 async def _cancel(future: asyncio.Future[Any]) -> None:

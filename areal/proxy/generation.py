@@ -25,7 +25,7 @@ from areal.base.types import Completion, FinishReason, Message, SamplingParams, 
 from areal.chat.base import Tokenizer
 from areal.chat.deltas import CallDelta, Delta, ReasoningDelta, TextDelta
 from areal.chat.stream_parser import StreamParser
-from areal.proxy.dialects.base import Piece, TokenLogprob, ToolDelta
+from areal.proxy.dialects.base import Piece, TokenLogprob
 
 T = TypeVar("T", bound=np.generic)
 
@@ -112,7 +112,7 @@ class Generation:
             self._index,
             text="".join(delta.text for delta in deltas if isinstance(delta, TextDelta)),
             reasoning="".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
-            tools=_tool_deltas(deltas),
+            tools=_calls(deltas),
             tokens=tokens,
         )
 
@@ -128,12 +128,12 @@ class Generation:
         return self._tokenizer.piece(token_id) or self._tokenizer.decode([token_id], skip_special=False).encode()
 
 
-def _tool_deltas(deltas: Iterable[Delta]) -> tuple[ToolDelta, ...]:
+def _calls(deltas: Iterable[Delta]) -> tuple[CallDelta, ...]:
     """One for each call: clients fold by index, and some of them badly where an index stands twice in one chunk."""
-    found: dict[int, ToolDelta] = {}
+    found: dict[int, CallDelta] = {}
     for delta in deltas:
         if isinstance(delta, CallDelta):
-            begun = found.setdefault(delta.index, ToolDelta(delta.index, delta.id, delta.name))
+            begun = found.setdefault(delta.index, CallDelta(delta.index, delta.id, delta.name))
             found[delta.index] = replace(begun, arguments=begun.arguments + delta.arguments)
     return tuple(found.values())
 

@@ -12,7 +12,6 @@ protocol. Used by app.py.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -24,11 +23,9 @@ from areal.proxy.dialects.base import Answer, CountsTokens, Dialect, Done, Event
 from areal.proxy.implicit import Guest
 from areal.proxy.live import LiveSession
 from areal.proxy.recorder import Recorder
-from areal.web.app import as_areal_error, end_response, request_id, send_chunk, send_json, start_event_stream
+from areal.web.app import bugs_as_errors, end_response, request_id, send_chunk, send_json, start_event_stream
 from areal.web.auth import SessionKey
 from areal.web.body import ClientGone, disconnected, read_body
-
-_log = logging.getLogger("areal.proxy")
 
 HOLD_S = 15.0
 PING_S = 15.0
@@ -177,15 +174,13 @@ class _Running:
         try:
             task = asyncio.current_task()
             assert task is not None
-            async with callers.calling(who, self.call, task) as live:
-                self._live = live
-                answer = await recorder.answer(live, self.call, dialect.id_prefix, put, self._task.get_name())
+            with bugs_as_errors(f"request {self._task.get_name()}"):
+                async with callers.calling(who, self.call, task) as live:
+                    self._live = live
+                    answer = await recorder.answer(live, self.call, dialect.id_prefix, put, self._task.get_name())
             put(Done(answer))  # after the block: a session that ends with this turn has ended when the client hears it
         except ArealError as error:
             put(Failed(error))
         except asyncio.CancelledError:
             put(Failed(InvalidKey("the session ended while this call was running; start a new session")))
             raise
-        except Exception as error:  # the HTTP edge's broad except, on the far side of the mailbox
-            _log.exception("request %s failed", self._task.get_name())
-            put(Failed(as_areal_error(error)))

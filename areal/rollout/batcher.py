@@ -168,7 +168,7 @@ class Batcher:
         missing = self._batch_groups - have
         lost = ", ".join(f"{reason} {number}" for reason, number in sorted(counts.dropped.items()))
         self._say(
-            f"waiting for {missing} more group{'s' if missing > 1 else ''}; {counts.running_sessions} sessions running,"
+            f"waiting for {missing} more group{'s' if missing > 1 else ''}; {counts.running_sessions} session{'s' if counts.running_sessions != 1 else ''} running,"
             f" slots {counts.free_slots}{f'; groups dropped so far: {lost}' if lost else ''}"
         )
 

@@ -18,7 +18,9 @@ from areal.store.base import EndedGroup, Store
 class GroupQueue:
     """Reads accepted groups from the store; remembers the rows of those it has seen."""
 
-    def __init__(self, store: Store, *, export_style: ExportStyle, turn_discount: float, reward_clip: float | None = None) -> None:
+    def __init__(
+        self, store: Store, *, export_style: ExportStyle, turn_discount: float, reward_clip: float | None = None
+    ) -> None:
         self._store = store
         self._style: ExportStyle = export_style
         self._discount = turn_discount

@@ -40,7 +40,7 @@ class StalenessGate:
         cls, training: TrainingStore, limits: Limits, *, incarnation: str, first_step: int = 0
     ) -> StalenessGate:
         """Publish the limits and the version that a (re)started run begins with, under a label of its own."""
-        last = await training.current_version()
+        last = await training.version()
         current = Version(label=last.label + 1 if last else 0, step=first_step, incarnation=incarnation)
         await training.set_limits(limits)
         await training.advance(current, [])

@@ -77,7 +77,9 @@ class WeightPublisher:
             self._published = [version.label]
             failed = await self._load_everywhere(version.label)
             for url, reason in failed.items():
-                warn("RLTrainer", f"inference server {url} gets no traffic until it serves the current weights: {reason}")
+                warn(
+                    "RLTrainer", f"inference server {url} gets no traffic until it serves the current weights: {reason}"
+                )
                 self._returning[url] = asyncio.create_task(self._bring_back(url), name=f"bring back {url}")
             if failed:
                 await self._tell_workers()
@@ -120,11 +122,16 @@ class WeightPublisher:
                         await self._servers[url].load_weights(self._newest, self._gate.current.label)
                     await self._tell_workers(returning=url)
                     del self._returning[url]
-                    announce("RLTrainer", f"inference server {url} serves version {self._gate.current.label} and is used again")
+                    announce(
+                        "RLTrainer",
+                        f"inference server {url} serves version {self._gate.current.label} and is used again",
+                    )
                     return
             except ArealError as reason:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 announce("RLTrainer", f"inference server {url} is still out, asked again in {pause:.0f} s: {reason}")
 
     async def _tell_workers(self, *, returning: str = "") -> None:
-        await tell_workers(self._workers, [url for url in self._servers if url not in self._returning or url == returning])
+        await tell_workers(
+            self._workers, [url for url in self._servers if url not in self._returning or url == returning]
+        )

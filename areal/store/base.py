@@ -179,10 +179,8 @@ class TrainingStore(Protocol):
         is what it recorded."""
         ...
 
-    async def current_version(self) -> Version | None: ...
-
-    async def version(self, label: int) -> Version | None:
-        """Which step a label stands for; lag is a difference of steps."""
+    async def version(self, label: int | None = None) -> Version | None:
+        """Which step a label stands for; None = the newest label. Lag is a difference of steps."""
         ...
 
     async def release_after(self, step: int, incarnation: str) -> int:

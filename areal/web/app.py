@@ -8,16 +8,16 @@
 ArealError becomes its status and a body (OpenAI's shape unless `error_body` says otherwise), with Retry-After and
 x-should-retry where the error has them; a request that does not validate is 400; anything unforeseen is a JSON 500 whose
 cause stands in the log under the x-request-id that the client sees. Bodies arrive decompressed, within the limit.
-Here is one of the three broad `except`s. Used by gateway, proxy and inference servers; served by serve.py. No torch.
+Here is one of the three broad `except`s, `bugs_as_errors`. Used by gateway, proxy and inference servers; served by serve.py. No torch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import orjson
@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from areal.base.errors import ArealError, BadRequest, NotFound
+from areal.base.errors import ArealError, BadRequest, InternalError, MethodNotAllowed, NotFound
 from areal.web.body import ClientGone, receive_within
 from areal.web.error_bodies import openai_error_body
 
@@ -36,19 +36,6 @@ Handler = Callable[[Scope, Receive, Send], Any]
 
 _log = logging.getLogger("areal.web")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-
-
-class InternalError(ArealError):
-    """Something unforeseen; the log has the cause under the request id."""
-
-    code = "internal_error"
-    should_retry = False
-
-
-class _MethodNotAllowed(ArealError):
-    status = 405
-    type = "invalid_request_error"
-    should_retry = False
 
 
 def error_headers(error: ArealError) -> list[tuple[bytes, bytes]]:
@@ -139,11 +126,25 @@ def as_areal_error(error: Exception) -> ArealError:
         if error.status_code == 404:
             return NotFound(f"no such route ({error.detail}); check the path after the base URL")
         if error.status_code == 405:
-            return _MethodNotAllowed("this route does not take that method; check the client's HTTP method")
+            return MethodNotAllowed("this route does not take that method; check the client's HTTP method")
         known = BadRequest(str(error.detail))
         known.status = error.status_code
         return known
     return InternalError("internal error; the service's log has the cause under this answer's x-request-id")
+
+
+@contextmanager
+def bugs_as_errors(what: str) -> Iterator[None]:
+    """Whatever goes wrong in the block comes out as an ArealError; a bug as InternalError, with its trace in the log."""
+    try:
+        yield
+    except (ArealError, ClientGone):
+        raise
+    except Exception as error:
+        known = as_areal_error(error)
+        if isinstance(known, InternalError):
+            _log.exception("%s failed", what)
+        raise known from error
 
 
 _JSON = "application/json"
@@ -199,16 +200,14 @@ class _Edge:
             await send(message)
 
         try:
-            await self._app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)
+            with bugs_as_errors(f"request {request_id(scope)} {scope['path']}"):
+                await self._app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)
         except ClientGone:
             return
-        except Exception as error:
-            known = as_areal_error(error)
-            if isinstance(known, InternalError):
-                _log.exception("request %s %s failed", scope["state"]["request_id"], scope["path"])
+        except ArealError as known:
             if started:  # too late for a status: closing the connection is the only honest signal left
                 raise
-            with contextlib.suppress(OSError):  # the client may have left meanwhile
+            with suppress(OSError):  # the client may have left meanwhile
                 body = self._error_body(scope["path"], known, request_id(scope))
                 await send_json(send_with_id, body, known.status, error_headers(known))
 

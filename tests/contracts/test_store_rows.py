@@ -256,7 +256,7 @@ async def test_deleted_content_is_gone_and_the_sums_stay(house: Any) -> None:
     await house.play("waiting")
     await house.begin("running", tags={"user": "Ada"})
     await house.sessions.add(house.interaction("running"))
-    [trained, waiting] = await house.training.ready()
+    trained, _ = await house.training.ready()
     assert await house.training.take(Version(1, 1, "x"), {trained.id: ["trained"]})
     before = await house.training.counts()
     for name in ("trained", "waiting", "running"):
@@ -302,7 +302,7 @@ async def test_a_lost_step_does_not_train_again_what_was_deleted(house: Any, pub
 
 
 async def test_version_labels_are_never_reused(house: Any) -> None:
-    assert await house.training.current_version() is None
+    assert await house.training.version() is None
     await house.play("a")
     [group] = await house.training.ready()
     await house.training.advance(Version(3, 3, "one"), [group.id])
@@ -311,7 +311,7 @@ async def test_version_labels_are_never_reused(house: Any) -> None:
         with pytest.raises(Conflict, match="label"):
             await house.training.advance(reused, [])
     await house.training.advance(Version(4, 3, "two"), [])
-    assert await house.training.current_version() == Version(4, 3, "two")
+    assert await house.training.version() == Version(4, 3, "two")
     assert await house.training.version(3) == Version(3, 3, "one")
     assert await house.training.version(9) is None
 
@@ -324,7 +324,7 @@ async def test_a_step_is_published_whole_or_not_at_all(house: Any) -> None:
     for wrong, error in ((running, Conflict), ("g99", NotFound), ("nonsense", NotFound), ("g1\n", NotFound)):
         with pytest.raises(error):
             await house.training.advance(Version(1, 1, "x"), [accepted.id, wrong])
-        assert await house.training.current_version() is None
+        assert await house.training.version() is None
         assert await house.ready() == [("a", ["a"])]
     await house.training.advance(Version(1, 1, "x"), [accepted.id])
     with pytest.raises(Conflict, match="consumed by step 1"):

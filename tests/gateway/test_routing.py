@@ -64,7 +64,14 @@ async def test_a_model_only_key_reaches_its_worker_on_model_routes_through_any_g
             for path in (CHAT, "/v1/responses", "/gateway/v1/v1/messages", "/v1/messages/count_tokens"):
                 async with http.post(url + path, data=b"{}", headers=headers) as response:
                     assert response.status == 200, path
-            for path in ("set_reward", "end_session", "session", "start_session", "exclude_session", "export_trajectories"):
+            for path in (
+                "set_reward",
+                "end_session",
+                "session",
+                "start_session",
+                "exclude_session",
+                "export_trajectories",
+            ):
                 async with http.post(f"{url}/rl/{path}", data=b"{}", headers=headers) as response:
                     assert response.status == 403, path
     assert len(w1.calls) == 8

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal.base.errors import BackendError, ConfigError
+from areal.base.errors import BackendError, ConfigError, Unavailable
 from areal.base.types import GenerateRequest, SamplingParams
 from areal.inference import BACKENDS, HttpBackend, connect
 from areal.inference.router import Router
@@ -81,3 +81,25 @@ def test_the_table_lists_the_known_backends() -> None:
         connect("sglang", "http://127.0.0.1:1", "token")
     with pytest.raises(ConfigError, match="no inference server"):
         Router([])
+
+
+async def test_a_server_that_is_out_gets_nothing_and_its_sessions_move(engines: list[ScriptedEngine]) -> None:
+    router = Router(engines, own=1)
+    for session in ("s0", "s1"):
+        await play(router, session)
+    assert [len(played(engine)) for engine in engines] == [2, 0, 0]  # its own server, whatever runs there
+    async with aclosing(router.generate(request("long"))) as chunks:
+        await anext(chunks)
+        router.serve_from([1, 2])
+        assert len([chunk async for chunk in chunks]) == 2  # what streams goes on
+    for session in ("s0", "s2"):
+        await play(router, session)
+    assert [played(engine) for engine in engines] == [["s0", "s1", "long"], ["s0"], ["s2"]]
+    router.serve_from([0, 1, 2])
+    await play(router, "s3")
+    await play(router, "s2")
+    assert (played(engines[0])[-1], played(engines[2])) == ("s3", ["s2", "s2"])
+    router.serve_from([])
+    with pytest.raises(Unavailable) as refused:
+        await play(router, "s0")
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 5)

@@ -17,7 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCH_FOLDERS = {"engine", "weights", "algorithms", "models"}
 # Advantages are computed on the controller, by the algorithms' own tensor maths.
 TORCH_MODULES = ("areal.inference.native",)
-LIGHT_MODULES = ("areal.models.fetch", "areal.models.torch_install", "areal.__main__", "areal.tools.plot_metrics")
+LIGHT_MODULES = (
+    "areal.train",
+    "areal.models.fetch",
+    "areal.models.torch_install",
+    "areal.__main__",
+    "areal.tools.plot_metrics",
+)
 HEAVY_PACKAGES = ("torch", "transformers", "matplotlib", "safetensors", "gguf")
 
 
@@ -92,7 +98,7 @@ def test_the_front_door_is_light(modules: list[Any]) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["train", "--help"], ["train", "--dry-run"]])
 def test_the_command_answers_without_torch(words: list[str]) -> None:
     program = (
         "import runpy, sys\n"

@@ -13,9 +13,10 @@ from anthropic.types import Message as SdkMessage
 
 from areal.base.errors import BackendError, BadRequest, InvalidKey, NoCapacity
 from areal.base.types import Message, ModelCall, Tool, ToolCall
+from areal.chat.deltas import CallDelta
 from areal.proxy.dialects import anthropic_messages
 from areal.proxy.dialects.anthropic_messages import AnthropicMessages
-from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Done, Event, Failed, Piece, Started, ToolDelta
+from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Done, Event, Failed, Piece, Started
 from areal.proxy.dialects.openai_chat import OpenAIChat
 
 HI = [{"role": "user", "content": "hi"}]
@@ -290,29 +291,29 @@ def well_ordered(bodies: list[dict[str, Any]]) -> list[str]:
 def test_t030_text_then_call_in_the_protocols_order() -> None:
     bodies = events(
         Started(ANSWER), Piece(0), Piece(0, reasoning="h"), Piece(0, reasoning="m"), Piece(0, "H"), Piece(0, "e"),
-        Piece(0, tools=(ToolDelta(0, "tu1", "sh"),)), Piece(0, tools=(ToolDelta(0, arguments='{"c":"ls"}'),)),
-        Piece(0, tools=(ToolDelta(1, "tu2", "now", "{}"),)), ChoiceEnded(CHOICE), Done(ANSWER),
+        Piece(0, tools=(CallDelta(0, "tu1", "sh"),)), Piece(0, tools=(CallDelta(0, arguments='{"c":"ls"}'),)),
+        Piece(0, tools=(CallDelta(1, "tu2", "now", "{}"),)), ChoiceEnded(CHOICE), Done(ANSWER),
     )  # fmt: skip
     assert well_ordered(bodies) == ["thinking", "text", "tool_use", "tool_use"]
 
 
 def test_the_end_of_a_call_and_the_text_behind_it_may_come_in_one_piece() -> None:
-    call = ToolDelta(0, "tu1", "sh", '{"c"')
-    both = Piece(0, " done", tools=(ToolDelta(0, arguments=':"ls"}'), ToolDelta(1, "tu2", "now", "{}")))
+    call = CallDelta(0, "tu1", "sh", '{"c"')
+    both = Piece(0, " done", tools=(CallDelta(0, arguments=':"ls"}'), CallDelta(1, "tu2", "now", "{}")))
     bodies = events(Started(ANSWER), Piece(0, tools=(call,)), both, ChoiceEnded(CHOICE), Done(ANSWER))
     assert well_ordered(bodies) == ["tool_use", "text", "tool_use"]
     json_of_0 = [body["delta"]["partial_json"] for body in bodies if body.get("index") == 0 and "delta" in body]
     assert "".join(json_of_0) == '{"c":"ls"}'
 
 
-@pytest.mark.parametrize("pieces", [[], [Piece(0)], [Piece(0, "He")], [Piece(0, tools=(ToolDelta(0, "a", "f"),))]])
+@pytest.mark.parametrize("pieces", [[], [Piece(0)], [Piece(0, "He")], [Piece(0, tools=(CallDelta(0, "a", "f"),))]])
 def test_t030_the_shortest_answers_are_well_formed(pieces: list[Event]) -> None:
     well_ordered(events(Started(ANSWER), *pieces, ChoiceEnded(CHOICE), Done(ANSWER)))
 
 
 def test_t031_no_argument_byte_is_lost_when_it_comes_with_the_name() -> None:
-    first = Piece(0, tools=(ToolDelta(0, "x", "sh", '{"'),))
-    bodies = events(Started(ANSWER), first, Piece(0, tools=(ToolDelta(0, arguments='c":"ls"}'),)), ChoiceEnded(CHOICE))
+    first = Piece(0, tools=(CallDelta(0, "x", "sh", '{"'),))
+    bodies = events(Started(ANSWER), first, Piece(0, tools=(CallDelta(0, arguments='c":"ls"}'),)), ChoiceEnded(CHOICE))
     assert bodies[1]["content_block"] == {"type": "tool_use", "id": "x", "name": "sh", "input": {}}
     assert "".join(body["delta"]["partial_json"] for body in bodies[2:-1]) == '{"c":"ls"}'
 

@@ -23,7 +23,7 @@ async def test_a_running_session_ends_and_is_not_trained(make_service: Any) -> N
     status, answer = await exclude(service, session_id="task", reason="a test account")
     assert (status, answer["fate"]) == (200, "dropped (excluded)")
     assert (await service.store.sessions.get("task")).excluded_because == "a test account"
-    status, body, _ = await service.post("/v1/chat/completions", {"messages": []}, key)
+    status, body, _ = await service.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "?"}]}, key)
     assert status == 401
     assert "excluded" in body["error"]["message"]
     assert service.proxy.sessions.counts()["sessions"] == 0
@@ -31,13 +31,14 @@ async def test_a_running_session_ends_and_is_not_trained(make_service: Any) -> N
     assert await exclude(service, session_id="task") == (200, answer)
 
 
-async def test_deleting_cuts_calls_in_flight_and_leaves_the_sums(make_service: Any) -> None:
+async def test_deleting_cuts_calls_in_flight_and_leaves_the_sums(make_service: Any, eventually: Any) -> None:
     service = await make_service([{"pieces": ["Hi", "<|im_end|>"]}, SLOW])
     key = await service.start("task", tags={"user": "Ada"})
     await service.chat(key, "My name is Ada")
-    call = asyncio.create_task(service.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "?"}]}, key))
-    while service.proxy.sessions.counts()["calls"] == 0:
-        await asyncio.sleep(0.01)
+    call = asyncio.create_task(
+        service.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "?"}]}, key)
+    )
+    await eventually(lambda: service.proxy.sessions.counts()["calls"])
     assert await exclude(service, session_id="task", delete=True) == (
         200,
         {"message": "success", "session_id": "task", "fate": "dropped (excluded), content deleted"},
@@ -51,12 +52,13 @@ async def test_deleting_cuts_calls_in_flight_and_leaves_the_sums(make_service: A
     assert (summary.recorded_tokens, dict(summary.session.tags)) == (2, {})
 
 
-async def test_another_worker_lets_go_of_it(make_service: Any) -> None:
+async def test_another_worker_lets_go_of_it(make_service: Any, eventually: Any) -> None:
     here, there = await make_service([SLOW]), await make_service([SLOW], parts={"worker": "w1"})
     key = await there.start("task")
-    call = asyncio.create_task(there.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "?"}]}, key))
-    while there.proxy.sessions.counts()["calls"] == 0:
-        await asyncio.sleep(0.01)
+    call = asyncio.create_task(
+        there.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "?"}]}, key)
+    )
+    await eventually(lambda: there.proxy.sessions.counts()["calls"])
     assert (await exclude(here, session_id="task", delete=True))[0] == 200
     await there.proxy.sessions.expire_idle()
     assert (await call)[0] == 401

@@ -74,7 +74,11 @@ def test_t044_t045_discount_runs_over_the_chain_and_twice_gives_the_same(
 
 
 def test_each_reward_is_clipped_before_it_is_discounted() -> None:
-    chain = [turn(0, [1], [2], reward=-9.0), turn(1, [1, 2], [3], reward=9.0, credit=0), turn(2, [1, 2, 3], [4], credit=1)]
+    chain = [
+        turn(0, [1], [2], reward=-9.0),
+        turn(1, [1, 2], [3], reward=9.0, credit=0),
+        turn(2, [1, 2, 3], [4], credit=1),
+    ]
     assert export.discounted_rewards(chain, 0.5, reward_clip=2.0) == {"i0": -1.0, "i1": 2.0, "i2": 0.0}
     [first, *_] = export.rows(SESSION, chain, "individual", 0.5, 2.0)
     assert (first.spans[0].raw_reward, first.spans[0].reward) == (-9.0, -1.0)

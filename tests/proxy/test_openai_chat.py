@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from areal.base.errors import BackendError, BadRequest
 from areal.base.types import Message, ModelCall, ToolCall
+from areal.chat.deltas import CallDelta
 from areal.proxy.dialects import dialects, openai_chat
 from areal.proxy.dialects.base import (
     Answer,
@@ -24,7 +25,6 @@ from areal.proxy.dialects.base import (
     Piece,
     Started,
     TokenLogprob,
-    ToolDelta,
 )
 from areal.proxy.dialects.openai_chat import OpenAIChat
 
@@ -251,9 +251,9 @@ def test_t015_usage_comes_only_when_asked_for_and_every_chunk_has_id_and_choices
 
 def test_t016_parallel_calls_are_folded_by_index() -> None:
     tools = (
-        Piece(0, tools=(ToolDelta(0, "c1", "add"),)),
-        Piece(0, tools=(ToolDelta(0, arguments='{"a"'), ToolDelta(1, "c2", "now", "{"))),
-        Piece(0, tools=(ToolDelta(0, arguments=":2}"), ToolDelta(1, arguments="}"))),
+        Piece(0, tools=(CallDelta(0, "c1", "add"),)),
+        Piece(0, tools=(CallDelta(0, arguments='{"a"'), CallDelta(1, "c2", "now", "{"))),
+        Piece(0, tools=(CallDelta(0, arguments=":2}"), CallDelta(1, arguments="}"))),
     )
     folded: dict[int, str] = {}
     names: dict[int, list[str]] = {}

@@ -13,6 +13,7 @@ from openai.types.responses import Response
 
 from areal.base.errors import BackendError, BadRequest
 from areal.base.types import Message, ModelCall, Tool, ToolCall
+from areal.chat.deltas import CallDelta
 from areal.proxy.dialects import openai_responses
 from areal.proxy.dialects.base import (
     Answer,
@@ -24,7 +25,6 @@ from areal.proxy.dialects.base import (
     Piece,
     Started,
     TokenLogprob,
-    ToolDelta,
 )
 from areal.proxy.dialects.openai_chat import OpenAIChat
 from areal.proxy.dialects.openai_responses import OpenAIResponses
@@ -134,7 +134,7 @@ def test_tools_of_a_namespace_are_shown_flat_and_answered_apart(caplog: pytest.L
     (item,) = OpenAIResponses().format(answer, call)["output"]
     assert (item["namespace"], item["name"], item["call_id"]) == ("mcp__files", "read", "c1")
     assert messages({"role": "user", "content": "u"}, item)[1].tool_calls == (made,)
-    piece = Piece(0, tools=(ToolDelta(0, "c1", "mcp__files__read", "{}"),))
+    piece = Piece(0, tools=(CallDelta(0, "c1", "mcp__files__read", "{}"),))
     streamed = events(Started(answer), piece, ChoiceEnded(choice), Done(answer), call=call)
     assert streamed[-1]["response"]["output"] == [item]
 
@@ -226,8 +226,8 @@ def test_t037_calls_and_reasoning_have_events_of_their_own() -> None:
     answer = Answer("resp_1", "m", 5, 7, (choice,))
     bodies = events(
         Started(answer), Piece(0, reasoning="h"), Piece(0, reasoning="m"), Piece(0, "Hey"),
-        Piece(0, tools=(ToolDelta(0, "c1", "w", '{"c"'),)), Piece(0, tools=(ToolDelta(0, arguments=": 1}"),)),
-        Piece(0, tools=(ToolDelta(1, "c2", "now"), ToolDelta(1, arguments="{}"))), ChoiceEnded(choice), Done(answer),
+        Piece(0, tools=(CallDelta(0, "c1", "w", '{"c"'),)), Piece(0, tools=(CallDelta(0, arguments=": 1}"),)),
+        Piece(0, tools=(CallDelta(1, "c2", "now"), CallDelta(1, arguments="{}"))), ChoiceEnded(choice), Done(answer),
     )  # fmt: skip
     assert [body["type"].removeprefix("response.") for body in bodies[2:-1]] == [
         "output_item.added", "reasoning_text.delta", "reasoning_text.delta", "reasoning_text.done", "output_item.done",
@@ -244,8 +244,8 @@ def test_t037_calls_and_reasoning_have_events_of_their_own() -> None:
 
 
 def test_the_end_of_a_call_and_the_text_behind_it_may_come_in_one_piece() -> None:
-    both = Piece(0, " done", tools=(ToolDelta(0, arguments=": 1}"), ToolDelta(1, "c2", "now", "{}")))
-    begun = Piece(0, tools=(ToolDelta(0, "c1", "w", '{"c"'),))
+    both = Piece(0, " done", tools=(CallDelta(0, arguments=": 1}"), CallDelta(1, "c2", "now", "{}")))
+    begun = Piece(0, tools=(CallDelta(0, "c1", "w", '{"c"'),))
     output = events(Started(ANSWER), begun, both, ChoiceEnded(CHOICE), Done(ANSWER))[-1]["response"]["output"]
     assert [item["type"] for item in output] == ["function_call", "message", "function_call"]
     assert output[0]["arguments"] == '{"c": 1}'
@@ -266,7 +266,7 @@ def test_an_answer_without_text_has_a_message_that_says_nothing(message: Message
 def test_a_call_alone_has_no_message() -> None:
     choice = Choice(0, "resp_1", Message("assistant", tool_calls=CALLS[1:]), "tool_calls", 4)
     answer = Answer("resp_1", "m", 5, 7, (choice,))
-    piece = Piece(0, tools=(ToolDelta(0, "c2", "now", "{}"),))
+    piece = Piece(0, tools=(CallDelta(0, "c2", "now", "{}"),))
     streamed = events(Started(answer), piece, ChoiceEnded(choice), Done(answer))[-1]["response"]
     assert [item["type"] for item in streamed["output"]] == ["function_call"]
     assert streamed["output"] == OpenAIResponses().format(answer, parse(stream=True))["output"]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from areal.base.errors import BadRequest
 from areal.base.types import Message, ToolCall
+from areal.chat.deltas import CallDelta
 from areal.proxy.dialects import anthropic_messages, dialects, openai_chat, openai_responses
-from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Dialect, Done, Piece, Started, ToolDelta
+from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Dialect, Done, Piece, Started
 from areal.proxy.model_routes import decode_json
 
 KNOWN = {
@@ -52,7 +53,7 @@ CALL = ToolCall("c1", "f", "{bad")
 CHOICE = Choice(0, "x_1", Message("assistant", "hi", reasoning="hm", tool_calls=(CALL,)), "tool_calls", 3)
 ANSWER = Answer("x_1", "m", 1, 2, (CHOICE,))
 EVENTS = (
-    Started(ANSWER), Piece(0, "hi", reasoning="hm"), Piece(0, tools=(ToolDelta(0, "c1", "f", "{bad"),)),
+    Started(ANSWER), Piece(0, "hi", reasoning="hm"), Piece(0, tools=(CallDelta(0, "c1", "f", "{bad"),)),
     ChoiceEnded(CHOICE), Done(ANSWER),
 )  # fmt: skip
 

@@ -79,7 +79,7 @@ async def fill(path: Path) -> None:
 async def train(url: str, incarnation: str) -> None:
     """A controller: whatever it prints as trained was published in one transaction with its consumption."""
     async with await open_store(url) as store:
-        newest = await store.training.current_version() or Version(0, 0, "")
+        newest = await store.training.version() or Version(0, 0, "")
         await store.training.release_after(newest.step, incarnation)
         while ready := await store.training.ready():
             version = Version(newest.label + 1, newest.step + 1, incarnation)

@@ -18,6 +18,7 @@ import orjson
 
 from areal.base.errors import ArealError, BadRequest
 from areal.base.types import FinishReason, Message, ModelCall
+from areal.chat.deltas import CallDelta
 from areal.proxy.dialects import fields
 from areal.proxy.dialects.anthropic_content import parse_messages, parse_tools, tool_input
 from areal.proxy.dialects.base import (
@@ -30,7 +31,6 @@ from areal.proxy.dialects.base import (
     Piece,
     Started,
     StreamEncoder,
-    ToolDelta,
 )
 from areal.proxy.dialects.fields import JsonObject, unsupported
 from areal.proxy.dialects.sampling import DISTORTING, forced_call, read_sampling, refuse_distortion
@@ -138,7 +138,7 @@ class _BlockEncoder:
         parts += [self._tool_delta(tool) for tool in piece.tools if tool not in going_on]
         return b"".join(parts)
 
-    def _tool_delta(self, tool: ToolDelta) -> bytes:
+    def _tool_delta(self, tool: CallDelta) -> bytes:
         begun = b""
         if tool.index > self._tool:
             self._tool = tool.index

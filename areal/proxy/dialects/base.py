@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from areal.base.errors import ArealError
 from areal.base.types import FinishReason, Message, ModelCall
+from areal.chat.deltas import CallDelta
 
 # Several text parts of one message become one text, in order, with this between them: the same in every dialect.
 TEXT_JOINER = "\n"
@@ -31,17 +32,6 @@ class TokenLogprob:
     data: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ToolDelta:
-    """A piece of a tool call. id and name stand in the first piece of each index only; a model writes one call after the
-    other, so once a higher index has come, a lower one is complete."""
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +77,7 @@ class Piece:
     choice: int
     text: str = ""
     reasoning: str = ""
-    tools: tuple[ToolDelta, ...] = ()
+    tools: tuple[CallDelta, ...] = ()
     tokens: tuple[TokenLogprob, ...] = ()
 
 

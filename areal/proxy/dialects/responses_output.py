@@ -16,6 +16,7 @@ import orjson
 from areal.base.errors import ArealError
 from areal.base.redact import redact
 from areal.base.types import ModelCall, ToolCall
+from areal.chat.deltas import CallDelta
 from areal.proxy.dialects.base import (
     Answer,
     Choice,
@@ -26,7 +27,6 @@ from areal.proxy.dialects.base import (
     Piece,
     Started,
     TokenLogprob,
-    ToolDelta,
 )
 from areal.proxy.dialects.responses_items import namespaces
 from areal.proxy.dialects.sampling import shown_logprob
@@ -99,7 +99,7 @@ class ResponseEncoder:
         self._open = ""  # the type of the item that is open
         self._said = ""  # its text or arguments so far
         self._tokens: list[TokenLogprob] = []
-        self._tool = ToolDelta(-1)  # the first piece of the call that is open, or was the last
+        self._tool = CallDelta(-1)  # the first piece of the call that is open, or was the last
 
     def encode(self, event: Event) -> bytes:
         match event:
@@ -135,7 +135,7 @@ class ResponseEncoder:
         parts += [self._tool_delta(tool) for tool in piece.tools if tool not in going_on]
         return b"".join(parts)
 
-    def _tool_delta(self, tool: ToolDelta) -> bytes:
+    def _tool_delta(self, tool: CallDelta) -> bytes:
         begun = b""
         if tool.index > self._tool.index:
             begun = self._close()

@@ -42,7 +42,8 @@ def forget_again(connection: sqlite3.Connection, lost_groups: list[int], now: fl
     """Groups that wait again after their step was lost: their deleted sessions have nothing left to train on."""
     for group_seq in lost_groups:
         deleted = connection.execute(
-            "SELECT seq FROM sessions WHERE group_seq = ? AND deleted_at IS NOT NULL AND drop_reason IS NULL", (group_seq,)
+            "SELECT seq FROM sessions WHERE group_seq = ? AND deleted_at IS NOT NULL AND drop_reason IS NULL",
+            (group_seq,),
         )
         for row in deleted.fetchall():
             _leave_out(connection, row["seq"], group_seq, now)

@@ -60,10 +60,9 @@ class SqliteTraining:
     async def account(self, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
         await self._database.write(lambda connection: _account(connection, session_id, trained, masked))
 
-    async def current_version(self) -> Version | None:
-        return await self._database.read(_current_version)
-
-    async def version(self, label: int) -> Version | None:
+    async def version(self, label: int | None = None) -> Version | None:
+        if label is None:
+            return await self._database.read(_current_version)
         return await self._database.read(lambda connection: _version(connection, label))
 
     async def release_after(self, step: int, incarnation: str) -> int:
