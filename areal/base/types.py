@@ -74,11 +74,26 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must be, apart from its reasoning: JSON of `schema`, or calls of tools, or either where both are set.
+
+    schema: None = no JSON answer. calls: None = no calls, () = calls of any of the call's tools, else of those named.
+    parallel: several calls are allowed. lenient: what no grammar can express of `schema` is left out, not refused.
+    """
+
+    schema: Mapping[str, Any] | None = None
+    calls: tuple[str, ...] | None = None
+    parallel: bool = True
+    lenient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to sample. None = the client named nothing, the policy's default (`gconfig`) applies.
 
     temperature 0 means greedy. top_k 0 and top_p 1 mean off. `stop` texts are matched in the proxy, not in the
-    backend; `stop_token_ids` end a completion in the backend and stay in its ids.
+    backend; `stop_token_ids` end a completion in the backend and stay in its ids. constraint: what the answer must be;
+    None leaves it free.
     """
 
     max_tokens: int | None = None
@@ -90,6 +105,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
     want_logprobs: bool = False
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +138,7 @@ class GenerateRequest:
 
     rng_seed fixes the sampled tokens together with the position: the draw for output token t depends on
     (rng_seed, t) alone, not on what else is in the batch (settled 17). session_id gives affinity and prefix reuse.
+    grammar: what masks the sampling (chat/grammar.py), empty for an answer that is free.
     """
 
     request_id: str
@@ -129,6 +146,7 @@ class GenerateRequest:
     prompt_ids: IntArray
     sampling: SamplingParams
     rng_seed: int
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +156,8 @@ class TokenChunk:
     logprobs: natural log, at the request's temperature, full vocabulary, as sampled. versions: the weight version
     that sampled each token. kept_mass: probability mass kept by top-p/top-k (1 = everything). top: per token the best
     candidates as (token id, logprob), empty unless asked for.
+    constrained: True where a grammar took probability away from this token's choice; logprob is then that under the mask. None: no
+    grammar was applied.
     """
 
     token_ids: IntArray
@@ -146,6 +166,7 @@ class TokenChunk:
     kept_mass: FloatArray
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     finish_reason: FinishReason | None = None
+    constrained: BoolArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +179,7 @@ class Completion:
     kept_mass: FloatArray
     temperature: float
     finish_reason: FinishReason
-    constrained: BoolArray | None = None  # tokens chosen under a grammar mask
+    constrained: BoolArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from areal.chat.renderer import JinjaRenderer, end_of_turn
 from areal.chat.scripted import scripted_renderer
 from areal.chat.stream_parser import AnswerForm, StreamParser
 from areal.chat.template import ChatTemplate
-from areal.chat.tokenizer import HfTokenizer
 from areal.config.rollout import ReasoningParser, ToolCallParser
+from areal.models.tokenizer import HfTokenizer
 
 
 def load_renderer(

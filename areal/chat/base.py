@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from areal.base.types import BranchReason, IntArray, Interaction, Message, Tool
+from areal.base.types import BranchReason, Constraint, IntArray, Interaction, Message, Tool
 
 if TYPE_CHECKING:
     from areal.chat.stream_parser import StreamParser
@@ -78,4 +78,9 @@ class Renderer(Protocol):
 
     def parser(self, prompt_text: str, tools: Sequence[Tool] = (), *, stop: Sequence[str] = ()) -> StreamParser:
         """The reader of one answer to this prompt: reasoning always, tool calls where there are tools."""
+        ...
+
+    def grammar(self, prompt_text: str, tools: Sequence[Tool], constraint: Constraint) -> str:
+        """What masks the sampling of an answer to this prompt so that the parser finds in it what the constraint wants
+        (chat/grammar.py). Raises BadRequest for what this model's format cannot write."""
         ...

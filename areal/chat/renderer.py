@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from areal.base.errors import BadRequest
-from areal.base.types import Interaction, Message, Tool
+from areal.base.types import Constraint, Interaction, Message, Tool
 from areal.chat.base import Mismatch, RenderedPrompt, Tokenizer
 from areal.chat.canonical import difference, tools_key, visible
+from areal.chat.constraint import constrained_grammar
 from areal.chat.reasoning import reasoning_style
 from areal.chat.stream_parser import AnswerForm, StreamParser
 from areal.chat.template import ChatTemplate
@@ -57,14 +58,13 @@ class JinjaRenderer:
 
     def parser(self, prompt_text: str, tools: Sequence[Tool] = (), *, stop: Sequence[str] = ()) -> StreamParser:
         """See Renderer.parser."""
-        style = self._reasoning
-        form = AnswerForm(
-            reasoning=style,
-            in_reasoning=style is not None and style.opened_by(prompt_text),
-            tool_format=self._tool_format if tools else None,
-            tools=tuple(tools),
-        )
-        return StreamParser(self.tokenizer, form, stop=stop)
+        return StreamParser(self.tokenizer, self._form(prompt_text, tools), stop=stop)
+
+    def grammar(self, prompt_text: str, tools: Sequence[Tool], constraint: Constraint) -> str:
+        """See Renderer.grammar."""
+        form = self._form(prompt_text, tools)
+        source = self.template.source
+        return constrained_grammar(constraint, form, self.tokenizer, template=source, prompt=prompt_text)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), kwargs: Mapping[str, Any] | None = None
@@ -137,6 +137,16 @@ class JinjaRenderer:
             said = "the recorded prompt asked for its answer in another way (template arguments changed)"
             return Mismatch(said, "template_arguments")
         return self._rewritten(recorded, full[len(opening) : len(full) - len(after)]) or after
+
+    def _form(self, prompt_text: str, tools: Sequence[Tool]) -> AnswerForm:
+        """How an answer to this prompt is read."""
+        style = self._reasoning
+        return AnswerForm(
+            reasoning=style,
+            in_reasoning=style is not None and style.opened_by(prompt_text),
+            tool_format=self._tool_format if tools else None,
+            tools=tuple(tools),
+        )
 
     def _after_answer(
         self,

@@ -24,6 +24,7 @@ from areal.base.types import FinishReason, Message, TokenChunk, Tool
 from areal.chat.base import Tokenizer
 from areal.chat.deltas import CallDelta, Delta, DeltaSink, ReasoningDelta, TextDelta, call_id, fold
 from areal.chat.detokenizer import Detokenizer
+from areal.chat.grammar import special_token
 from areal.chat.reasoning import ReasoningStyle, read_reasoning
 from areal.chat.source import Reading, Source
 from areal.chat.stop import StopMatcher
@@ -129,13 +130,8 @@ class StreamParser:
 
 def _special_markers(tokenizer: Tokenizer, markers: Iterable[str]) -> dict[int, bytes]:
     """Those of the markers that are one special token, by its id."""
-    found = {}
-    for marker in markers:
-        ids = tokenizer.encode(marker)
-        special = [one for one in ids if not tokenizer.piece(one)]
-        if len(special) == 1 and tokenizer.decode(special, skip_special=False).strip() == marker:
-            found[special[0]] = marker.encode()
-    return found
+    found = ((special_token(tokenizer, marker), marker.encode()) for marker in markers)
+    return {token: text for token, text in found if token is not None}
 
 
 __all__ = ["AnswerForm", "CallDelta", "Delta", "ReasoningDelta", "StreamParser", "TextDelta", "fold"]

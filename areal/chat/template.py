@@ -26,7 +26,7 @@ from areal.base.logs import announce
 from areal.base.types import Message, Tool
 from areal.chat.sandbox import Sandbox
 from areal.chat.template_input import Arguments, TemplateNeeds, has_object_arguments, one_call_a_turn, template_input
-from areal.chat.tokenizer import read_json
+from areal.models.tokenizer import read_json
 
 MAX_SOURCE_CHARACTERS = 1_000_000
 MAX_TEXT_CHARACTERS = 64_000_000

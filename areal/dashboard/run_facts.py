@@ -17,8 +17,8 @@ from typing import Any
 from areal.base.errors import ConfigError
 from areal.chat.base import Tokenizer
 from areal.chat.scripted import scripted_renderer
-from areal.chat.tokenizer import HfTokenizer
 from areal.config.yaml_text import load_yaml, number
+from areal.models.tokenizer import HfTokenizer
 
 _log = logging.getLogger("areal.dashboard")
 

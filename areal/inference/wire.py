@@ -32,10 +32,16 @@ from areal.base.types import FinishReason, GenerateRequest, SamplingParams, Toke
 from areal.inference.backend import BackendHealth
 from areal.web.sse import encode_event
 
-PROTOCOL = 1  # of this wire; both ends compare it before anything else is said
+PROTOCOL = 2  # of this wire; both ends compare it before anything else is said
 GENERATE_PATH = "/inference/v1/generate"
 CONTEXT_OVERFLOW = "context_length_exceeded"
 RETRY_AFTER_S = 2  # of a server's 503: some clients give up on one that names no time
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """grammar: in Lark's notation, as vLLM's guidance backend takes it too."""
+
+    grammar: str
 
 
 class SamplingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +54,7 @@ class SamplingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int = 0
+    structured_outputs: StructuredOutputs | None = None
 
 
 class GenerateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -65,6 +72,7 @@ class ChunkBody(msgspec.Struct, frozen=True, omit_defaults=True):
     kept_mass: list[float]
     finish_reason: FinishReason | None
     top: list[list[tuple[int, float | None]]] = []
+    constrained: list[bool] = []
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,6 +116,7 @@ class _EventBody(msgspec.Struct, frozen=True):
     kept_mass: list[float] = []
     finish_reason: FinishReason | None = None
     top: list[list[tuple[int, float | None]]] = []
+    constrained: list[bool] = []
     error: ErrorDetail | None = None
 
 
@@ -139,6 +148,7 @@ def encode_request(request: GenerateRequest) -> bytes:
                 seed=request.rng_seed,
                 stop_token_ids=sampling.stop_token_ids,
                 logprobs=sampling.top_logprobs,
+                structured_outputs=StructuredOutputs(request.grammar) if request.grammar else None,
             ),
         )
     )
@@ -175,6 +185,7 @@ def decode_request(body: bytes) -> GenerateRequest:
             top_logprobs=wanted.logprobs,
         ),
         rng_seed=wanted.seed,
+        grammar=wanted.structured_outputs.grammar if wanted.structured_outputs else "",
     )
 
 
@@ -188,6 +199,7 @@ def encode_chunk(chunk: TokenChunk) -> bytes:
         kept_mass=chunk.kept_mass.tolist(),
         finish_reason=chunk.finish_reason,
         top=top,
+        constrained=[] if chunk.constrained is None else chunk.constrained.tolist(),
     )
     return encode_event(_encoder.encode(body))
 
@@ -212,6 +224,7 @@ def decode_chunk(data: str | bytes) -> TokenChunk:
         kept_mass=np.array(kept_mass, dtype=np.float32),
         top=tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in top),
         finish_reason=said.finish_reason,
+        constrained=np.array(said.constrained, dtype=np.bool_) if len(said.constrained) == count > 0 else None,
     )
 
 

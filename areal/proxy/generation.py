@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from areal.base.types import Completion, FinishReason, Message, SamplingParams, Tag, TokenChunk
+from areal.base.types import BoolArray, Completion, FinishReason, Message, SamplingParams, Tag, TokenChunk
 from areal.chat.base import Tokenizer
 from areal.chat.deltas import CallDelta, Delta, ReasoningDelta, TextDelta
 from areal.chat.stream_parser import StreamParser
@@ -94,6 +94,8 @@ class Generation:
             tags.append("untrainable")
         if self._sampling.temperature == 0:
             tags.append("greedy")
+        if self._sampling.constraint is not None:
+            tags.append("constrained")
         return tuple(tags)
 
     def completion(self, finish_reason: FinishReason | None = None) -> Completion:
@@ -105,7 +107,14 @@ class Generation:
             kept_mass=_joined((chunk.kept_mass for chunk in self._chunks), np.float32),
             temperature=1.0 if self._sampling.temperature is None else self._sampling.temperature,
             finish_reason=finish_reason or self.finish_reason(),
+            constrained=self._constrained(),
         )
+
+    def _constrained(self) -> BoolArray | None:
+        """Which tokens a grammar had a hand in; None where the backend does not say so of all of them."""
+        flags = [chunk.constrained for chunk in self._chunks if len(chunk.token_ids)]
+        known = [one for one in flags if one is not None]
+        return _joined(known, np.bool_) if known and len(known) == len(flags) else None
 
     def _piece(self, deltas: list[Delta], tokens: tuple[TokenLogprob, ...]) -> Piece:
         return Piece(
@@ -160,6 +169,7 @@ def _cut(chunk: TokenChunk, length: int) -> TokenChunk:
         versions=chunk.versions[:length],
         kept_mass=chunk.kept_mass[:length],
         top=chunk.top[:length],
+        constrained=None if chunk.constrained is None else chunk.constrained[:length],
     )
 
 

@@ -72,6 +72,7 @@ class _Call:
     call: ModelCall
     plan: Plan
     sampling: SamplingParams
+    grammar: str
     first_index: int
     side_request: bool
     emit: Emit
@@ -132,6 +133,7 @@ class Recorder:
         why = live.conversation.divergence(call, found, side_request=side_request)
         with live.conversation.going_on(found):
             plan = await self._plan(found, call, why)
+            grammar = self._grammar(plan, call)
             for lost in live.conversation.superseded_by(call):
                 await self._store.sessions.tag(lost.id, "superseded")
                 live.conversation.retag(lost.id, "superseded")
@@ -143,6 +145,7 @@ class Recorder:
                 call=call,
                 plan=plan,
                 sampling=self._complete(call.sampling, len(plan.prompt.ids), live.session.purpose),
+                grammar=grammar,
                 first_index=first_index,
                 side_request=side_request,
                 emit=emit,
@@ -168,6 +171,10 @@ class Recorder:
         if sum(len(message.content) for message in call.messages) < LONG_PROMPT:
             return work()
         return await asyncio.to_thread(work)
+
+    def _grammar(self, plan: Plan, call: ModelCall) -> str:
+        wanted = call.sampling.constraint
+        return "" if wanted is None else self._renderer.grammar(plan.prompt.text, call.tools, wanted)
 
     async def _choices(self, running: _Call) -> tuple[Choice, ...]:
         """All choices at once; the first failure ends the others."""
@@ -256,6 +263,7 @@ class Recorder:
             prompt_ids=running.plan.prompt.ids,
             sampling=running.sampling,
             rng_seed=seed,
+            grammar=running.grammar,
         )
 
     def _complete(self, asked: SamplingParams, prompt_tokens: int, purpose: Purpose) -> SamplingParams:
@@ -275,6 +283,7 @@ class Recorder:
             stop_token_ids=(*self._renderer.tokenizer.eos_ids, *asked.stop_token_ids),
             top_logprobs=asked.top_logprobs,
             want_logprobs=asked.want_logprobs,
+            constraint=asked.constraint,
         )
 
     def _refuse_reward_models(self, name: str) -> None:

@@ -100,6 +100,7 @@ def _interaction(one: Interaction, discounted: float) -> dict[str, Any]:
         "logprobs": _numbers(completion.logprobs),
         "versions": completion.versions.tolist(),
         "kept_mass": _numbers(completion.kept_mass),
+        "constrained": None if completion.constrained is None else completion.constrained.astype(np.int8).tolist(),
         "loss_mask": export.trained_mask(one).astype(np.int8).tolist(),
         "temperature": completion.temperature,
         "finish_reason": completion.finish_reason,

@@ -110,8 +110,8 @@ async def test_errors_arrive_as_the_sdks_own_types_and_are_not_retried(make_serv
         assert caught.value.type == "authentication_error"
         assert caught.value.request_id
     async with AsyncAnthropic(base_url=service.url, api_key=key) as client:
-        with pytest.raises(anthropic.BadRequestError, match="cannot be forced"):
-            await client.messages.create(**ask(tools=[SH], tool_choice={"type": "any"}))
+        with pytest.raises(anthropic.BadRequestError, match="the tools of this call are"):
+            await client.messages.create(**ask(tools=[SH], tool_choice={"type": "tool", "name": "rm"}))
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.create(**ask(model="reward-model"))
     assert service.calls()["calls"] == []

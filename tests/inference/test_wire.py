@@ -72,10 +72,10 @@ def test_a_request_survives_the_wire(
         stop_token_ids=(2, 7),
         top_logprobs=3,
     )
-    request = GenerateRequest("r", "s", np.array(prompt, dtype=np.int32), sampling, seed)
+    request = GenerateRequest("r", "s", np.array(prompt, dtype=np.int32), sampling, seed, grammar='start: "a"')
     read = wire.decode_request(wire.encode_request(request))
     np.testing.assert_array_equal(read.prompt_ids, request.prompt_ids)
-    assert (read.sampling, read.rng_seed) == (sampling, seed)
+    assert (read.sampling, read.rng_seed, read.grammar) == (sampling, seed, request.grammar)
     assert (read.request_id, read.session_id) == ("r", "s")
 
 
@@ -95,6 +95,7 @@ def test_the_request_has_the_documented_shape() -> None:
             "seed": 9,
             "stop_token_ids": [],
             "logprobs": 0,
+            "structured_outputs": None,
         },
     }
 
@@ -185,8 +186,8 @@ def test_an_answer_that_is_no_json_is_shown_in_part() -> None:
 def test_another_protocol_version_is_refused() -> None:
     health = BackendHealth("m", 3, 100, 0, 0, 100)
     assert wire.decode_health(wire.encode_health(health)) == health
-    other = wire.encode_health(health).replace(b'"protocol":1', b'"protocol":2')
-    with pytest.raises(BackendError, match="protocol 2"):
+    other = wire.encode_health(health).replace(b'"protocol":2', b'"protocol":3')
+    with pytest.raises(BackendError, match="protocol 3"):
         wire.decode_health(other)
     with pytest.raises(BackendError, match="no inference server"):
         wire.decode_health(b"{}")

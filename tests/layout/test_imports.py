@@ -20,6 +20,7 @@ TORCH_MODULES = ("areal.inference.native",)
 LIGHT_MODULES = (
     "areal.train",
     "areal.models.fetch",
+    "areal.models.tokenizer",
     "areal.models.torch_install",
     "areal.__main__",
     "areal.tools.plot_metrics",

@@ -24,11 +24,12 @@ KNOWN = {
 WORDS = [
     "type", "role", "content", "text", "id", "name", "input", "output", "call_id", "tool_use_id", "arguments", "function",
     "tools", "thinking", "summary", "tool_calls", "parameters", "input_schema", "namespace", "format", "previous_message_id",
+    "json_schema", "schema", "strict", "mode", "allowed_tools", "disable_parallel_tool_use",
 ]  # fmt: skip
 VALUES = [
     "user", "assistant", "system", "tool", "developer", "text", "input_text", "output_text", "tool_use", "tool_result",
     "thinking", "function", "namespace", "message", "reasoning", "function_call", "function_call_output", "continue", "auto",
-    "none", "custom", "custom_tool_call", "image", "INVALID_JSON",
+    "none", "required", "any", "allowed_tools", "json_object", "json_schema", "custom", "custom_tool_call", "image", "INVALID_JSON",
 ]  # fmt: skip
 leaves = (
     st.none()

@@ -4,6 +4,7 @@
         marks = ("<call>",)                          # in a chat template's source: the family is this one
         markers = ("<call>", "</call>")              # what may be a special token, which has no text otherwise
         def read(self, source, sink, tools): ...     # puts text and calls into the sink until the source ends
+        def required(self, rules, tools, *, most, template): ...    # the grammar of an answer that is nothing but calls
 
 Rules that every format keeps. What is no call is text, markers included: nothing vanishes. A call that breaks off, or stops
 being JSON inside its arguments, is a call whose arguments are the raw text up to its closing marker. Until a call's name and
@@ -13,11 +14,12 @@ as it was sampled. Used by stream_parser.py; the readers share calls.py and tagg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
+from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
 
 Tools = Mapping[str, Tool]
@@ -31,6 +33,11 @@ class ToolFormat(Protocol):
     id_length: int
 
     def read(self, source: Source, sink: DeltaSink, tools: Tools) -> Reading[None]: ...
+
+    def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
+        """The grammar of an answer that is 1 to `most` calls of these tools with arguments of their schemas, spelt so that `read`
+        finds each of them. template: the chat template's source, where a family has several spellings. Raises BadRequest."""
+        ...
 
 
 def text_until(source: Source, sink: DeltaSink, markers: tuple[str, ...]) -> Reading[str]:

@@ -6,14 +6,18 @@
 Outcome: NONE, nothing here is a call and nothing was read; DONE; BROKEN, the last call's arguments stopped being JSON, the
 caller ends them with `raw_until`. The keys may stand in any order; `parameters` is the same as `arguments`, and
 {"function": {"name": …}} the same as its inside. Arguments that are a string holding JSON are passed on as that JSON, none
-as {}. Used by the formats of this folder.
+as {}. `call_schema` is the same from the other side, for grammars. Used by the formats of this folder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
+from areal.base.errors import BadRequest
+from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
 from areal.chat.json_text import decoded, read_text, read_value
 from areal.chat.source import Reading, Source
@@ -156,3 +160,46 @@ def _as_arguments(text: str | None) -> str:
     if text is None or text == "null":
         return "{}"
     return str(decoded(text)) if text[0] == '"' else text
+
+
+def call_schema(tools: Sequence[Tool], key: str = "arguments") -> dict[str, Any]:
+    """The JSON schema of one call, `{"name": …, key: {…}}`, of any of these tools."""
+    definitions = {f"tool{k}": _moved(arguments_schema(tool), f"#/$defs/tool{k}") for k, tool in enumerate(tools)}
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, key: {"$ref": f"#/$defs/tool{k}"}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for k, tool in enumerate(tools)
+    ]
+    return {"$defs": definitions, "anyOf": calls}
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments: an object, and where properties are named, of no others. Raises BadRequest."""
+    schema = {key: value for key, value in tool.parameters.items() if key not in ("$schema", "$id")}
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if (
+        not isinstance(properties, Mapping)
+        or not isinstance(required, list)
+        or not all(isinstance(one, str) for one in required)
+    ):
+        raise BadRequest(
+            f"the parameters of tool {tool.name[:60]!r} are no JSON schema: `properties` must be an object and `required` a list "
+            "of names",
+            param="tools",
+        )
+    closed = {"additionalProperties": False} if properties else {}
+    return {"type": "object", **closed, **schema}
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """The schema with its references to its own root pointing to where it is put."""
+    if isinstance(schema, Mapping):
+        return {
+            key: to + value[1:] if key == "$ref" and isinstance(value, str) and value[:1] == "#" else _moved(value, to)
+            for key, value in schema.items()
+        }
+    return [_moved(one, to) for one in schema] if isinstance(schema, list) else schema

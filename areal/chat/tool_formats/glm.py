@@ -10,12 +10,16 @@ JSON inside the outer tag is read as Hermes' is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
+from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
 from areal.chat.tool_formats.base import Tools, read_head, text_until
 from areal.chat.tool_formats.calls import raw_until, read_arguments
 from areal.chat.tool_formats.hermes import CLOSE, OPEN, read_block
-from areal.chat.tool_formats.tagged import TaggedArguments
+from areal.chat.tool_formats.tagged import TaggedArguments, tagged_rule
 
 KEY, END_KEY = "<arg_key>", "</arg_key>"
 VALUE, END_VALUE = "<arg_value>", "</arg_value>"
@@ -41,6 +45,16 @@ class Glm:
                 continue
             yield from _call(source, sink, tools, name)
             yield from source.accept_closing(CLOSE)
+
+    def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
+        line, value = rules.literal("\n"), rules.marker(VALUE)
+
+        def before(key: str) -> str:
+            return rules.rule(rules.marker(KEY), rules.name(key), rules.marker(END_KEY), line, value)
+
+        bodies = (rules.rule(rules.name(one.name), line, tagged_rule(rules, one, before, END_VALUE)) for one in tools)
+        call = rules.rule(rules.marker(OPEN), rules.either(*bodies), rules.marker(CLOSE))
+        return rules.several(call, line, most)
 
 
 def _call(source: Source, sink: DeltaSink, tools: Tools, name: str) -> Reading[None]:

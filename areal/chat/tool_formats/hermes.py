@@ -9,10 +9,14 @@ Several calls in one block, a list in it, and a missing closing tag are read too
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
+from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
 from areal.chat.tool_formats.base import Tools, text_until
-from areal.chat.tool_formats.calls import Outcome, raw_until, read_calls
+from areal.chat.tool_formats.calls import Outcome, call_schema, raw_until, read_calls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -27,6 +31,11 @@ class Hermes:
     def read(self, source: Source, sink: DeltaSink, tools: Tools) -> Reading[None]:
         while (yield from text_until(source, sink, (OPEN,))):
             yield from read_block(source, sink, tools)
+
+    def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
+        line = rules.literal("\n")
+        call = rules.rule(rules.marker(OPEN), line, rules.json(call_schema(tools)), line, rules.marker(CLOSE))
+        return rules.several(call, line, most)
 
 
 def read_block(source: Source, sink: DeltaSink, tools: Tools) -> Reading[None]:

@@ -6,10 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
+from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
 from areal.chat.tool_formats.base import Tools, read_head, read_sections
-from areal.chat.tool_formats.calls import read_arguments
+from areal.chat.tool_formats.calls import arguments_schema, read_arguments
 
 SECTION, END_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, END_CALL = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -26,6 +30,11 @@ class Kimi:
     def read(self, source: Source, sink: DeltaSink, tools: Tools) -> Reading[None]:
         return read_sections(source, sink, (SECTION, CALL, END_SECTION), _call)
 
+    def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
+        calls = rules.either(*(_spelt(rules, tool) for tool in tools))
+        one = rules.rule(rules.marker(CALL), rules.literal("functions."), calls, rules.marker(END_CALL))
+        return rules.rule(rules.marker(SECTION), f"{one}{{1,{most}}}", rules.marker(END_SECTION))
+
 
 def _call(source: Source, sink: DeltaSink) -> Reading[bool]:
     head = yield from read_head(source, ARGUMENTS)
@@ -40,3 +49,8 @@ def _call(source: Source, sink: DeltaSink) -> Reading[bool]:
     if not (yield from source.accept_closing(END_CALL)):
         source.at = after
     return True
+
+
+def _spelt(rules: Rules, tool: Tool) -> str:
+    arguments = rules.json(arguments_schema(tool))
+    return rules.rule(rules.name(tool.name), "/:[0-9]{1,2}/", rules.marker(ARGUMENTS), arguments)

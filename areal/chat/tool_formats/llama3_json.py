@@ -7,10 +7,14 @@ Without the tag the rule of plain_json.py holds: a call stands at the beginning,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
+from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
 from areal.chat.tool_formats.base import Tools, text_until
-from areal.chat.tool_formats.calls import Outcome, raw_until, read_calls
+from areal.chat.tool_formats.calls import Outcome, call_schema, raw_until, read_calls
 
 TAG = "<|python_tag|>"
 
@@ -35,6 +39,9 @@ class Llama3Json:
             yield from raw_until(source, sink, (TAG,))
         while (yield from text_until(source, sink, (TAG,))):
             yield from _tagged(source, sink, tools)
+
+    def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
+        return rules.several(rules.json(call_schema(tools, "parameters")), rules.literal("; "), most)
 
 
 def _tagged(source: Source, sink: DeltaSink, tools: Tools) -> Reading[None]:

@@ -9,10 +9,14 @@ templates of this family refuse any other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
+from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
 from areal.chat.tool_formats.base import Tools, read_head, text_until
-from areal.chat.tool_formats.calls import Outcome, raw_until, read_arguments, read_calls
+from areal.chat.tool_formats.calls import Outcome, arguments_schema, call_schema, raw_until, read_arguments, read_calls
 
 CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
@@ -36,6 +40,15 @@ class Mistral:
                 source.at = start
                 sink.text(source.take(len(CALLS)))
 
+    def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
+        marker = rules.marker(CALLS)
+        if ARGUMENTS not in template:
+            calls = rules.several(rules.json(call_schema(tools)), rules.literal(", "), most)
+            return rules.rule(marker, "/ ?/", rules.literal("["), calls, rules.literal("]"))
+        calls = rules.either(*(_named_call(rules, tool) for tool in tools))
+        one = rules.rule(marker, calls)
+        return rules.rule(f"{one}{{1,{most}}}")
+
 
 def _named(source: Source, sink: DeltaSink) -> Reading[bool]:
     name = yield from read_head(source, ARGUMENTS, CALL_ID, "{")
@@ -47,3 +60,7 @@ def _named(source: Source, sink: DeltaSink) -> Reading[bool]:
     sink.call(name)
     yield from read_arguments(source, sink, (CALLS,))
     return True
+
+
+def _named_call(rules: Rules, tool: Tool) -> str:
+    return rules.rule(rules.name(tool.name), rules.marker(ARGUMENTS), rules.json(arguments_schema(tool)))

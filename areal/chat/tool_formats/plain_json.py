@@ -8,10 +8,14 @@ tools and has arguments. What follows the calls is text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
+from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
 from areal.chat.tool_formats.base import Tools, text_until
-from areal.chat.tool_formats.calls import Outcome, raw_until, read_calls
+from areal.chat.tool_formats.calls import Outcome, call_schema, raw_until, read_calls
 
 _FENCES = ("```json", "```")
 
@@ -37,3 +41,11 @@ class PlainJson:
             yield from source.spaces()
             yield from source.accept_closing("```")
         yield from text_until(source, sink, ())
+
+    def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
+        call = rules.json(call_schema(tools))
+        if most == 1:
+            return call
+        return rules.either(
+            call, rules.rule(rules.literal("["), rules.several(call, rules.literal(", "), most), rules.literal("]"))
+        )

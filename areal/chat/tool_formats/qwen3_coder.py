@@ -14,12 +14,16 @@ in it is a call with that text as its arguments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
+from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
 from areal.chat.tool_formats.base import Tools, read_head, text_until
 from areal.chat.tool_formats.calls import raw_until, read_arguments
 from areal.chat.tool_formats.hermes import CLOSE, OPEN, read_block
-from areal.chat.tool_formats.tagged import TaggedArguments
+from areal.chat.tool_formats.tagged import TaggedArguments, tagged_rule
 
 FUNCTION, END = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
@@ -45,6 +49,20 @@ class Qwen3Coder:
             if not (yield from _functions(source, sink, tools)):
                 source.at = start
                 sink.text(source.take(len(found)))
+
+    def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
+        line = rules.literal("\n")
+        function, tag, parameter = rules.literal(FUNCTION), rules.literal(">\n"), rules.literal(PARAMETER)
+
+        def before(key: str) -> str:
+            return rules.rule(parameter, rules.name(key), tag)
+
+        bodies = (
+            rules.rule(rules.name(one.name), tag, tagged_rule(rules, one, before, END_PARAMETER, lines=True))
+            for one in tools
+        )
+        calls = rules.rule(function, rules.either(*bodies), rules.literal(END), line)
+        return rules.several(rules.rule(rules.marker(OPEN), line, calls, rules.marker(CLOSE)), line, most)
 
 
 def _functions(source: Source, sink: DeltaSink, tools: Tools) -> Reading[bool]:

@@ -21,8 +21,9 @@ import torch
 from areal.base.errors import ArealError, BackendError, BadRequest, ContextOverflow
 from areal.base.types import FinishReason, GenerateRequest, TokenChunk
 from areal.inference.native.batch import Batch
+from areal.inference.native.grammars import Matcher, allowed_tokens
 from areal.inference.native.kv_cache import KvCache
-from areal.inference.native.sampler import Draw, Drawn, sample
+from areal.inference.native.sampler import Draw, Drawn, Mask, sample
 from areal.inference.native.scheduler import Chunk, EngineSettings, Plan, Scheduler, Sequence
 from areal.models.dense import DenseNet
 
@@ -47,18 +48,22 @@ class Engine:
         self._numbers = itertools.count()
 
     @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._eos_ids
+
+    @property
     def busy(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
-    def sequence_of(self, request: GenerateRequest) -> Sequence:
+    def sequence_of(self, request: GenerateRequest, matcher: Matcher | None = None) -> Sequence:
         """To be added later; its output ends at max_tokens or at the end of the context. Reads nothing that changes, so
-        it may be called from any one thread. Raises BadRequest, ContextOverflow."""
+        it may be called from any one thread. matcher: of request.grammar. Raises BadRequest, ContextOverflow."""
         self._check(request)
         limit = self.settings.max_context
         if request.sampling.max_tokens is not None:
             limit = min(limit, len(request.prompt_ids) + max(1, request.sampling.max_tokens))
         ends = self._eos_ids | frozenset(request.sampling.stop_token_ids)
-        return Sequence(next(self._numbers), request, limit, ends)
+        return Sequence(next(self._numbers), request, limit, ends, matcher)
 
     def add(self, sequence: Sequence) -> None:
         """Queue it."""
@@ -84,7 +89,9 @@ class Engine:
             batch.advance()
             self.computed_tokens += batch.tokens
             if batch.sampling:
-                drawn = sample(self.net.logits(hidden[batch.sampling_rows]), [_draw(s) for s in batch.sampling])
+                mask = self._mask(batch.sampling)
+                logits = self.net.logits(hidden[batch.sampling_rows])
+                drawn = sample(logits, [_draw(s) for s in batch.sampling], mask)
                 events += [self._emit(s, row, drawn) for row, s in enumerate(batch.sampling)]
         return events
 
@@ -109,6 +116,13 @@ class Engine:
         if (sampling.top_k or 0) < 0:
             raise BadRequest(f"top_k is {sampling.top_k}; it must be 1 or more, or 0 for off", param="top_k")
 
+    def _mask(self, sequences: list[Sequence]) -> Mask | None:
+        """What the grammars of these sequences allow next; one that is stuck is allowed everything, for it ends here anyway."""
+        matchers = {row: s.matcher for row, s in enumerate(sequences) if s.matcher is not None}
+        if not matchers:
+            return None
+        return Mask(list(matchers), allowed_tokens(list(matchers.values()), self.net.config.vocab_size))
+
     def _passes(self, plan: Plan) -> list[Plan]:
         """One forward pass for all; in deterministic mode one each, so that shapes do not depend on the others."""
         if not self.settings.deterministic:
@@ -118,6 +132,10 @@ class Engine:
 
     def _emit(self, sequence: Sequence, row: int, drawn: Drawn) -> Event:
         """Append the sampled token, move the sequence on, and say what happened."""
+        matcher = sequence.matcher
+        if matcher is not None and matcher.failure:
+            self.scheduler.drop(sequence)
+            return sequence, BackendError(matcher.failure)
         if not drawn.ok[row]:
             self.scheduler.drop(sequence, poisoned=True)
             return sequence, BackendError(
@@ -128,7 +146,7 @@ class Engine:
         sequence.tokens[sequence.length] = token
         sequence.length += 1
         reason: FinishReason | None = None
-        if token in sequence.ends:
+        if token in sequence.ends or (matcher is not None and matcher.accept(token)):
             reason = "stop"
         elif sequence.length == sequence.limit:
             reason = "length"
@@ -142,6 +160,7 @@ class Engine:
             versions=np.array([self.version], np.int32),
             kept_mass=drawn.kept_mass[row : row + 1],
             top=drawn.top[row : row + 1] if drawn.top[row] else (),
+            constrained=None if matcher is None else drawn.constrained[row : row + 1],
             finish_reason=reason,
         )
 

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from areal import weights
-from areal.base.errors import ArealError, BackendError, Unavailable
+from areal.base.errors import ArealError, BackendError, BadRequest, Unavailable
 from areal.base.types import GenerateRequest, TokenChunk
 from areal.inference.backend import BackendHealth
 from areal.inference.native.engine import Engine, Event
+from areal.inference.native.grammars import Grammars, Matcher
 from areal.inference.native.scheduler import Sequence
 from areal.models.dense import DenseNet
 from areal.models.hf_weights import check_tensors
@@ -49,11 +50,15 @@ def receive_through(run_dir: Path) -> Receive:
 class NativeBackend:
     """Implements backend.Backend. Made and used inside one event loop."""
 
-    def __init__(self, engine: Engine, *, name: str, receive: Receive, threads: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, *, name: str, receive: Receive, threads: int = 0, grammars: Grammars | None = None
+    ) -> None:
+        """grammars: of the engine's model; None = requests with a grammar are refused. Closed with this."""
         self._engine = engine
         self._name = name
         self._receive = receive
         self._threads = threads
+        self._grammars = grammars
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[Sequence, _Inbox] = {}  # the event loop's alone
         self._loading = asyncio.Lock()
@@ -68,8 +73,9 @@ class NativeBackend:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """See Backend.generate."""
+        matcher = await self._matcher(request)
         self._must_live()
-        sequence = self._engine.sequence_of(request)
+        sequence = self._engine.sequence_of(request, matcher)
         inbox: _Inbox = asyncio.Queue()
         self._streams[sequence] = inbox
         self._calls.put(lambda: self._engine.add(sequence))
@@ -118,7 +124,17 @@ class NativeBackend:
         self._calls.put(self._stop)
         await asyncio.wait({self.stopped})
         self._executor.shutdown()
+        if self._grammars is not None:
+            self._grammars.close()
         self._end_streams(Unavailable("the inference server is shutting down; send the request to another one"))
+
+    async def _matcher(self, request: GenerateRequest) -> Matcher | None:
+        """Raises BadRequest for a grammar that cannot be used."""
+        if not request.grammar:
+            return None
+        if self._grammars is None:
+            raise BadRequest("this server constrains no output: it was started without the model's tokenizer")
+        return await self._grammars.matcher(request.grammar, request.sampling.stop_token_ids)
 
     def _build(self, manifest: dict[str, Any], version: int) -> DenseNet:
         """In a worker thread. The net now served is only read."""

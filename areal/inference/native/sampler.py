@@ -3,7 +3,8 @@
     drawn = sample(logits, [Draw(params, rng_seed, position), ...])      # logits float32 [n, vocabulary], overwritten
 
 Log-prob: natural log at the request's temperature over the full vocabulary, before top-k and top-p; kept_mass is the
-probability those keep (settled 6, T075). Temperature 0 is greedy: logits stay unscaled, kept_mass is 1. top-k first, then
+probability those keep (settled 6, T075). A mask comes first of all: where a grammar forbids tokens, everything
+said here is of the distribution over the others, and the token is flagged unless what was forbidden had next to no probability anyway. Temperature 0 is greedy: logits stay unscaled, kept_mass is 1. top-k first, then
 top-p on what is left, renormalised. The uniform number of output position t comes from a hash of (rng_seed, t) alone, so
 a draw depends on the row's logits and its seed, never on the rest of the batch (settled 17).
 """
@@ -22,6 +23,8 @@ from areal.base.types import SamplingParams
 
 _BLOCK = 256  # tokens per block of the two-level search: one pass over the vocabulary instead of a prefix sum over it
 _TOP_P_WINDOW = 1024  # most nuclei fit in here; where one does not, all of the vocabulary is sorted
+# Below it a log-prob with the mask and one without agree better than two engines do; such a token may be trained without the mask.
+_NEGLIGIBLE = 1e-6
 
 Candidates = tuple[tuple[int, float], ...]
 
@@ -49,24 +52,37 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Mask:
+    """What grammars allow: rows [m] of the batch, and for each of them allowed [m, vocabulary], at least one token."""
+
+    rows: Sequence[int]
+    allowed: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
-    """Arrays [n]. ok False: that row's logits held NaN or infinity, its other entries mean nothing."""
+    """Arrays [n]. ok False: that row's logits held NaN or infinity, its other entries mean nothing.
+    constrained: a mask took probability away from what this row could have been."""
 
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
     kept_mass: npt.NDArray[np.float32]
     ok: npt.NDArray[np.bool_]
+    constrained: npt.NDArray[np.bool_]
     top: tuple[Candidates, ...]  # per row as many as it asked for, best first
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, draws: Sequence[Draw]) -> Drawn:
-    """logits [n, vocabulary] float32 (used up), n = len(draws) >= 1."""
+def sample(logits: Tensor, draws: Sequence[Draw], mask: Mask | None = None) -> Drawn:
+    """logits [n, vocabulary] float32 (used up), n = len(draws) >= 1. Rows without a mask cost nothing more with it."""
     device = logits.device
     temperatures = [draw.temperature for draw in draws]
     if any(t not in (0.0, 1.0) for t in temperatures):
         scale = torch.tensor([1.0 / t if t > 0 else 1.0 for t in temperatures], device=device)
         logits.mul_(scale[:, None])
+    constrained = np.zeros(len(draws), np.bool_)
+    if mask is not None:
+        constrained[list(mask.rows)] = _apply(logits, mask)
     top = _top_candidates(logits, draws)
     highest = logits.amax(-1, keepdim=True)
     greedy = [row for row, t in enumerate(temperatures) if t == 0]
@@ -90,8 +106,21 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Drawn:
         logprobs=logprobs.float().cpu().numpy(),
         kept_mass=kept_mass.float().cpu().numpy(),
         ok=ok.cpu().numpy(),
+        constrained=constrained,
         top=_with_logprobs(top, highest, total),
     )
+
+
+def _apply(scaled: Tensor, mask: Mask) -> npt.NDArray[np.bool_]:
+    """Take what is forbidden out of the scaled logits, in place. Returns [m]: whether it had any probability to speak of."""
+    rows = torch.tensor(mask.rows, device=scaled.device)
+    allowed = torch.from_numpy(mask.allowed).to(scaled.device)
+    whole = scaled[rows]
+    excluded = whole.softmax(-1).masked_fill_(allowed, 0.0).sum(-1)
+    masked = whole.masked_fill_(~allowed, -torch.inf)
+    masked[~torch.isfinite(excluded)] = torch.nan  # a net that says NaN of a forbidden token has failed as well
+    scaled[rows] = masked
+    return (excluded > _NEGLIGIBLE).cpu().numpy()
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:

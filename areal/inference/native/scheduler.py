@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from areal.base.types import GenerateRequest, IntArray
+from areal.inference.native.grammars import Matcher
 from areal.inference.native.kv_cache import KvCache, SequenceKv
 from areal.inference.native.prefix_cache import PrefixCache, common_prefix
 
@@ -40,14 +41,22 @@ class EngineSettings:
 class Sequence:
     """One request on its way: prompt and sampled tokens, and how far its KV is."""
 
-    __slots__ = ("ends", "kv", "length", "limit", "number", "prompt_length", "request", "reserved", "tokens")
+    __slots__ = ("ends", "kv", "length", "limit", "matcher", "number", "prompt_length", "request", "reserved", "tokens")
 
-    def __init__(self, number: int, request: GenerateRequest, limit: int, ends: frozenset[int]) -> None:
+    def __init__(
+        self,
+        number: int,
+        request: GenerateRequest,
+        limit: int,
+        ends: frozenset[int],
+        matcher: Matcher | None = None,
+    ) -> None:
         self.number = number  # order of arrival
         self.request = request
         self.prompt_length = len(request.prompt_ids)
         self.limit = limit  # longest prompt + output
         self.ends = ends  # token ids that end it
+        self.matcher = matcher  # of its grammar; it has seen every sampled token, whatever becomes of the KV
         self.tokens: IntArray = np.empty(limit, np.int32)
         self.tokens[: self.prompt_length] = request.prompt_ids
         self.length = self.prompt_length

@@ -21,6 +21,7 @@ from areal.base.errors import ConfigError
 from areal.cluster.child import ChildSpec, report_ready, run_child
 from areal.inference.app import WireApp
 from areal.inference.native.engine import Engine
+from areal.inference.native.grammars import Grammars
 from areal.inference.native.runner import NativeBackend, receive_through
 from areal.inference.native.scheduler import EngineSettings
 from areal.models.dense import DenseNet
@@ -61,7 +62,10 @@ async def main(spec: ChildSpec) -> None:
     sock = bind(job.host, job.port, setting="the native server's port")
     engine = build_engine(job)
     name = job.model or Path(job.model_dir).name
-    backend = NativeBackend(engine, name=name, receive=receive_through(spec.run_dir), threads=job.threads)
+    grammars = Grammars(Path(job.model_dir), vocab_size=engine.net.config.vocab_size, eos_ids=engine.eos_ids)
+    backend = NativeBackend(
+        engine, name=name, receive=receive_through(spec.run_dir), threads=job.threads, grammars=grammars
+    )
     stop = asyncio.Event()
     backend.stopped.add_done_callback(lambda _: stop.set())
     try:

@@ -3,7 +3,7 @@
     call = AnthropicMessages().parse({"max_tokens": 64, "messages": [{"role": "user", "content": "2+2?"}]}, headers)
 
 Agents add fields of their own and cannot be told to stop, so what is not understood is ignored and logged once (T027); what would
-change the recorded distribution, a forced tool, and images are refused with a sentence. A `thread` that continues takes system, tools and
+change the recorded distribution, and images are refused with a sentence. A `thread` that continues takes system, tools and
 history from its answer, as the protocol has it (the SDK's tool runner sends only what is new). Usage counts the whole prompt as
 input_tokens, and `count_tokens` says the same number beforehand. A thinking block's signature is its answer's id, so that clients which
 drop unsigned thinking send it back. Messages are read in anthropic_content.py. Pure translation; used through the Dialect protocol.
@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from areal.base.errors import ArealError, BadRequest
-from areal.base.types import FinishReason, Message, ModelCall
+from areal.base.types import Constraint, FinishReason, Message, ModelCall
 from areal.chat.deltas import CallDelta
 from areal.proxy.dialects import fields
 from areal.proxy.dialects.anthropic_content import parse_messages, parse_tools, tool_input
@@ -32,16 +32,18 @@ from areal.proxy.dialects.base import (
     Started,
     StreamEncoder,
 )
+from areal.proxy.dialects.constraints import ToolChoice, constrained, json_answer
 from areal.proxy.dialects.fields import JsonObject, unsupported
-from areal.proxy.dialects.sampling import DISTORTING, forced_call, read_sampling, refuse_distortion
+from areal.proxy.dialects.sampling import DISTORTING, read_sampling, refuse_distortion
 from areal.web.error_bodies import anthropic_error_body
 from areal.web.sse import encode_event
 
 # fmt: off
 KNOWN = frozenset({  # the first lines are honoured, the others ignored or refused
     "messages", "system", "model", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "top_k",
-    "stop_sequences", "stop_token_ids", "seed", "stream", "chat_template_kwargs", "thread",
-    "metadata", "service_tier", "thinking", "output_config", "output_format", "context_management", "container",
+    "stop_sequences", "stop_token_ids", "seed", "stream", "chat_template_kwargs", "thread", "output_config",
+    "output_format",
+    "metadata", "service_tier", "thinking", "context_management", "container",
     "mcp_servers", "cache_control", "inference_geo", "betas", "safeguards", "diagnostics", "speed",
     "user_profile_id", "workspace_id", "billing_policy", "compaction", "fallback_credit_token", "fallbacks", *DISTORTING,
 })
@@ -67,18 +69,20 @@ class AnthropicMessages:
         refuse_distortion(body)
         tools, ignored = parse_tools(body)
         self._ignored.note("tool type", ignored)
-        hidden, previous = _hides_tools(body), _previous(body)
+        choice, previous = _tool_choice(body), _previous(body)
+        inherits = bool(previous) and not choice.hidden
+        sampling = read_sampling(body, limits=("max_tokens",), stop="stop_sequences")
         return ModelCall(
             messages=parse_messages(body),
-            tools=() if hidden else tools,
-            sampling=read_sampling(body, limits=("max_tokens",), stop="stop_sequences"),
+            tools=() if choice.hidden else tools,
+            sampling=constrained(sampling, choice, _json_answer(body), may_call=bool(tools) or inherits),
             stream=fields.flag(body, "stream"),
             model=fields.text(body, "model", "default"),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
             retry_count=fields.retry_count(headers),
             agent=fields.agent_id(headers),
             previous=previous,
-            inherits_tools=bool(previous) and not hidden,
+            inherits_tools=inherits,
         )
 
     def format(self, answer: Answer, call: ModelCall) -> dict[str, Any]:
@@ -216,11 +220,21 @@ def _previous(body: JsonObject) -> str:
     return fields.as_text(thread.get("previous_message_id"), "thread.previous_message_id")
 
 
-def _hides_tools(body: JsonObject) -> bool:
-    choice = body.get("tool_choice")
-    if choice is None:
-        return False
-    kind = fields.as_object(choice, "tool_choice").get("type")
-    if kind not in ("auto", "none"):
-        raise forced_call(choice)
-    return bool(kind == "none")
+def _tool_choice(body: JsonObject) -> ToolChoice:
+    said = fields.as_object(body.get("tool_choice") or {"type": "auto"}, "tool_choice")
+    kind, parallel = said.get("type"), not fields.flag(said, "disable_parallel_tool_use", at="tool_choice.")
+    if kind in ("auto", "none"):
+        return ToolChoice(hidden=kind == "none", parallel=parallel)
+    if kind == "any":
+        return ToolChoice(calls=(), parallel=parallel)
+    if kind == "tool":
+        return ToolChoice(calls=(fields.as_text(said.get("name"), "tool_choice.name"),), parallel=parallel)
+    raise fields.wrong_type("tool_choice.type", "auto, any, tool or none", kind)
+
+
+def _json_answer(body: JsonObject) -> Constraint | None:
+    """The format stands in `output_config`, before that it stood in `output_format`."""
+    config = fields.as_object(body.get("output_config") or {}, "output_config")
+    if config.get("format") is not None:
+        return json_answer(config["format"], "output_config.format")
+    return json_answer(body.get("output_format"), "output_format")

@@ -4,7 +4,7 @@
 
 Every field of the public schema is honoured, ignored because it changes no token (user, metadata, store, service_tier,
 reasoning_effort ...), or refused with a sentence because it would change the distribution that is recorded
-(penalties, logit_bias) or cannot be kept yet (forced tools, JSON formats, n > 16, images, audio). Unknown fields are
+(penalties, logit_bias) or cannot be kept (n > 16, images, audio). Unknown fields are
 ignored and logged once. Text parts are joined with a newline. Excluded candidates have log-probability -9999.
 Messages are read in openai_messages.py. Pure translation; used by app.py through the Dialect protocol.
 """
@@ -31,11 +31,11 @@ from areal.proxy.dialects.base import (
     StreamEncoder,
     TokenLogprob,
 )
+from areal.proxy.dialects.constraints import constrained, json_answer, openai_tool_choice
 from areal.proxy.dialects.fields import JsonObject, unsupported
 from areal.proxy.dialects.openai_messages import parse_messages, parse_tools
 from areal.proxy.dialects.sampling import (
     DISTORTING,
-    forced_call,
     read_sampling,
     refuse_distortion,
     shown_logprob,
@@ -48,8 +48,8 @@ MAX_CHOICES = 16
 KNOWN = frozenset({  # the first lines are honoured, the others ignored or refused below
     "messages", "model", "tools", "tool_choice", "temperature", "top_p", "top_k", "max_tokens",
     "max_completion_tokens", "stop", "stop_token_ids", "seed", "n", "logprobs", "top_logprobs", "stream",
-    "stream_options", "chat_template_kwargs", "response_format",
-    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity",
+    "stream_options", "chat_template_kwargs", "response_format", "parallel_tool_calls",
+    "user", "metadata", "store", "service_tier", "reasoning_effort", "verbosity",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "moderation", "safety_identifier",
     "prediction", "audio", "modalities", "functions", "function_call", "web_search_options", *DISTORTING,
 })
@@ -71,10 +71,12 @@ class OpenAIChat:
             raise BadRequest("the request body must be a JSON object with `messages`", code="invalid_json")
         self._ignored.note("field", body.keys() - KNOWN)
         _refuse_what_cannot_be_kept(body)
+        tools, choice = parse_tools(body), openai_tool_choice(body)
+        answer = json_answer(body.get("response_format"), "response_format", inside="json_schema")
         return ModelCall(
             messages=parse_messages(body),
-            tools=_allowed_tools(body),
-            sampling=_sampling(body),
+            tools=() if choice.hidden else tools,
+            sampling=constrained(_sampling(body), choice, answer, may_call=bool(tools)),
             stream=fields.flag(body, "stream"),
             model=fields.text(body, "model", "default"),
             n=fields.integer(body, "n", low=1, high=MAX_CHOICES) or 1,
@@ -218,25 +220,8 @@ def _include_usage(body: JsonObject) -> bool:
     )
 
 
-def _allowed_tools(body: JsonObject) -> Any:
-    """The tools to render: `tool_choice: none` hides them, forcing a call cannot be kept yet."""
-    tools, choice = parse_tools(body), body.get("tool_choice")
-    if choice is None or choice == "auto":
-        return tools
-    if choice == "none":
-        return ()
-    if not tools and isinstance(choice, str):
-        raise BadRequest("tool_choice needs `tools` to choose from", param="tool_choice")
-    raise forced_call(choice)
-
-
 def _refuse_what_cannot_be_kept(body: JsonObject) -> None:
     refuse_distortion(body)
-    form = body.get("response_format")
-    if form is not None and fields.as_object(form, "response_format").get("type") != "text":
-        raise unsupported(
-            "response_format", "output is not constrained by a grammar yet; ask for the format in the prompt"
-        )
     if any(fields.as_text(one, "modalities") != "text" for one in fields.items(body, "modalities")):
         raise unsupported("modalities", "the model writes text only; send ['text'] or leave it out")
     for key in ("functions", "web_search_options"):

@@ -5,7 +5,7 @@
 `previous_response_id` goes on from any answer of the same session; as the public API has it, that call's `instructions` and `tools`
 are not inherited. Every other field of the schema is honoured, echoed without effect, or refused with a sentence where it would
 change what is recorded or where its answer would have to be another (stored conversations and prompts, background,
-constrained output, forced tools, images). Unknown fields are ignored and logged once. Items are read in responses_items.py and
+images). Unknown fields are ignored and logged once. Items are read in responses_items.py and
 written in responses_output.py. Pure translation; used through the Dialect protocol.
 """
 
@@ -18,12 +18,12 @@ from areal.base.errors import ArealError, BadRequest
 from areal.base.types import ModelCall, SamplingParams
 from areal.proxy.dialects import fields
 from areal.proxy.dialects.base import Answer, StreamEncoder
+from areal.proxy.dialects.constraints import constrained, json_answer, openai_tool_choice
 from areal.proxy.dialects.fields import JsonObject, unsupported
 from areal.proxy.dialects.responses_items import parse_input, parse_tools
 from areal.proxy.dialects.responses_output import ECHOED, ResponseEncoder, output_of, response
 from areal.proxy.dialects.sampling import (
     DISTORTING,
-    forced_call,
     read_sampling,
     refuse_distortion,
     top_logprobs,
@@ -35,8 +35,8 @@ LOGPROBS = "message.output_text.logprobs"
 KNOWN = frozenset({  # the first lines are honoured, the others ignored or refused below
     "input", "instructions", "model", "previous_response_id", "tools", "tool_choice", "temperature", "top_p", "top_k",
     "max_output_tokens", "stop", "stop_token_ids", "seed", "include", "top_logprobs", "stream", "chat_template_kwargs", "text",
-    "background", "conversation", "prompt",
-    "metadata", "store", "reasoning", "parallel_tool_calls", "truncation", "user", "service_tier", "stream_options",
+    "background", "conversation", "prompt", "parallel_tool_calls",
+    "metadata", "store", "reasoning", "truncation", "user", "service_tier", "stream_options",
     "max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
     "moderation", "context_management", "client_metadata", "access_programs", "background_options", "image", "personality",
     *DISTORTING,
@@ -60,12 +60,14 @@ class OpenAIResponses:
             raise BadRequest("the request body must be a JSON object with `input`", code="invalid_json")
         self._ignored.note("field", body.keys() - KNOWN)
         _refuse_what_cannot_be_kept(body)
-        tools = parse_tools(body)
+        tools, choice = parse_tools(body), openai_tool_choice(body)
+        text = fields.as_object(body.get("text") or {}, "text")
+        answer = json_answer(text.get("format"), "text.format")
         self._ignored.note("tool type", tools.ignored)
         return ModelCall(
             messages=parse_input(body),
-            tools=() if _hides_tools(body) else tools.shown,
-            sampling=_sampling(body),
+            tools=() if choice.hidden else tools.shown,
+            sampling=constrained(_sampling(body), choice, answer, may_call=bool(tools.shown)),
             stream=fields.flag(body, "stream"),
             model=fields.text(body, "model", "default"),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
@@ -98,21 +100,8 @@ def _sampling(body: JsonObject) -> SamplingParams:
     )
 
 
-def _hides_tools(body: JsonObject) -> bool:
-    choice = body.get("tool_choice")
-    if choice is None or choice == "auto":
-        return False
-    if choice != "none":
-        raise forced_call(choice)
-    return True
-
-
 def _refuse_what_cannot_be_kept(body: JsonObject) -> None:
     refuse_distortion(body)
-    text = fields.as_object(body.get("text") or {}, "text")
-    form = fields.as_object(text.get("format") or {}, "text.format")
-    if form.get("type", "text") != "text":
-        raise unsupported("text.format", "output is not constrained by a grammar yet; ask for the format in the prompt")
     if fields.flag(body, "background"):
         raise unsupported("background", "an answer is given on the connection that asked for it; leave it out")
     for key in ("conversation", "prompt"):

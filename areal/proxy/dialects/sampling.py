@@ -67,16 +67,6 @@ def refuse_distortion(body: JsonObject) -> None:
         raise unsupported("chat_template", "the served model's own template is used; see chat_template_kwargs")
 
 
-def forced_call(choice: object) -> BadRequest:
-    """For a tool_choice that leaves the model no choice."""
-    return BadRequest(
-        f"tool_choice {fields.shown(choice)} is not supported yet: the policy is sampled without a grammar, so a call cannot "
-        "be forced; send auto or none",
-        param="tool_choice",
-        code="unsupported_parameter",
-    )
-
-
 def shown_logprob(token: TokenLogprob) -> dict[str, Any]:
     """A sampled token in OpenAI's shape."""
     top = [_candidate(data, value) for data, value in token.top]
