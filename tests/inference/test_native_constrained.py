@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal.base.errors import BackendError
+from areal.base.errors import BackendError, BadRequest
 from areal.base.types import Constraint, GenerateRequest, Message, SamplingParams, TokenChunk, Tool
 from areal.chat import JinjaRenderer, load_renderer
 from areal.inference.native.engine import Engine
@@ -331,7 +333,9 @@ async def test_a_vocabulary_that_cannot_spell_it_is_an_error_of_that_request_alo
     engine = Engine(net, version=1, settings=EngineSettings(max_context=200))
     renderer = load_renderer(tmp_path)
     prompt = renderer.render([Message("user", "hi")])
-    grammar = renderer.grammar(prompt.text, (), Constraint(schema={"type": "object"}))
+    grammar = renderer.grammar(prompt.text, (), Constraint(schema={"const": "a{"}))
+    with pytest.raises(BadRequest, match="vocabulary"):
+        await grammars.matcher(renderer.grammar(prompt.text, (), Constraint(schema={"type": "object"})), ())
     params = SamplingParams(max_tokens=5, temperature=1.0, stop_token_ids=renderer.tokenizer.eos_ids)
     bound = GenerateRequest("a", "a", prompt.ids, params, 0, grammar=grammar)
     free = GenerateRequest("b", "b", prompt.ids, params, 0)
@@ -339,7 +343,8 @@ async def test_a_vocabulary_that_cannot_spell_it_is_an_error_of_that_request_alo
     for sequence in sequences:
         engine.add(sequence)
     spoken = run(engine)
-    [failure] = spoken[sequences[0]]
+    *said, failure = spoken[sequences[0]]
+    assert len(said) == 2
     assert isinstance(failure, BackendError)
     assert "vocabulary" in str(failure)
     assert all(isinstance(chunk, TokenChunk) for chunk in spoken[sequences[1]])
@@ -374,3 +379,76 @@ async def test_a_model_that_reasons_may_think_first(template: str, tmp_path: Pat
     [allowed] = allowed_tokens([await model.grammars.matcher(closed, ())], model.config.vocab_size)
     pieces = [model.renderer.tokenizer.piece(int(one)) for one in np.flatnonzero(allowed)]
     assert pieces == [piece for piece in pieces if piece and b'{"name": '.startswith(piece)]
+
+
+BOMBS: dict[str, dict[str, Any]] = {
+    "a product of alternatives": {
+        "allOf": [
+            {"anyOf": [{"type": "object", "properties": {f"k{i}": {"const": j}}} for j in range(6)]} for i in range(7)
+        ]
+    },
+    "huge automata": {"type": "string", "pattern": "(.*[ab].{500}){20}"},
+    "repetitions of repetitions": {"type": "string", "pattern": "(a{1,1000}){1,1000}b"},
+    "arithmetic": {"type": "integer", "multipleOf": 99999989, "minimum": 10**15},
+    "many optional properties": {"type": "object", "properties": {f"p{i}": {} for i in range(1500)}},
+    "a reference to itself": {"$ref": "#"},
+    "doubling references": {
+        "$defs": {
+            **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(24)},
+            "d24": {"type": "null"},
+        },
+        "$ref": "#/$defs/d0",
+    },
+    "deep nesting": {"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}, "$ref": "#/$defs/a"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+async def test_a_schema_made_to_be_expensive_ends_and_the_event_loop_goes_on_meanwhile(model: Model, name: str) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    engine, ticking = model.engine(), asyncio.create_task(tick())
+    with contextlib.suppress(BadRequest):  # some are refused, others can be played with
+        sequence = await model.sequence(engine, Constraint(schema=BOMBS[name]), 0, max_tokens=40)
+        last = run(engine)[sequence][-1]
+        assert isinstance(last, BackendError) or last.finish_reason in ("stop", "length")
+    ticking.cancel()
+    assert ticks > 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"type": "strin"}, "strin"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"$ref": "http://example.com/x.json"}, "example.com"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look"),
+        ({"type": "string", "format": "poem"}, "poem"),
+        ({"type": "string", "enum": [1]}, "nsatisfiable"),
+    ],
+)
+async def test_what_cannot_be_kept_is_named_and_stays_refused(model: Model, schema: dict[str, Any], says: str) -> None:
+    grammar = model.renderer.grammar(model.prompt.text, (), Constraint(schema=schema))
+    for _ in range(2):
+        with pytest.raises(BadRequest, match=says) as caught:
+            await model.grammars.matcher(grammar, ())
+        assert "\n" not in str(caught.value)
+    if says in ("uniqueItems", "not", "poem"):
+        lenient = model.renderer.grammar(model.prompt.text, (), Constraint(schema=schema, lenient=True))
+        await model.grammars.matcher(lenient, ())
+
+
+async def test_kept_grammars_are_bounded_and_a_forgotten_one_is_compiled_again(model: Model) -> None:
+    grammars = Grammars(model.folder, vocab_size=model.config.vocab_size, eos_ids=model.eos_ids)
+    texts = [model.renderer.grammar(model.prompt.text, (), Constraint(schema={"const": k})) for k in range(70)]
+    for text in [*texts, texts[0]]:
+        assert not (await grammars.matcher(text, ())).failure
+    assert len(grammars._kept) == 64
+    grammars.close()

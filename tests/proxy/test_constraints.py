@@ -143,7 +143,7 @@ async def test_t011_finish_reason_is_tool_calls_where_there_is_a_call_whatever_w
         ({"tool_choice": "required"}, "needs `tools`"),
         ({"tool_choice": named("g"), "tools": CHAT_TOOLS}, "the tools of this call are f"),
         ({"tool_choice": named("f"), "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": []}}}]}, "no JSON schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["ö" * 30_000] * 2}}}}, "smaller schemas"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["ö" * 20_000] * 2}}}}, "smaller schemas"),
     ],
 )  # fmt: skip
 async def test_what_no_grammar_can_be_made_of_is_a_400_before_anything_is_recorded(
@@ -153,5 +153,5 @@ async def test_what_no_grammar_can_be_made_of_is_a_400_before_anything_is_record
     key = await service.start()
     status, body, _ = await service.post("/v1/chat/completions", json.dumps({"messages": HI, **sent}), key)
     assert (status, says in body["error"]["message"]) == (400, True), body
-    assert await service.recorded(key) == []
+    assert len(await service.recorded(key)) == 0
     assert service.calls()["calls"] == []

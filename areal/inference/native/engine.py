@@ -135,7 +135,9 @@ class Engine:
         matcher = sequence.matcher
         if matcher is not None and matcher.failure:
             self.scheduler.drop(sequence)
-            return sequence, BackendError(matcher.failure)
+            return sequence, BackendError(
+                f"the format of this call could not be kept: {matcher.failure}; ask for a simpler one"
+            )
         if not drawn.ok[row]:
             self.scheduler.drop(sequence, poisoned=True)
             return sequence, BackendError(

@@ -38,6 +38,7 @@ _LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 _PLACE = re.compile(r"^at [0-9]+\([0-9]+\): ")
+_DUMP = re.compile(r"\n\s*[0-9]+ \| |\n<state>")  # from here on it shows our own grammar, or its state
 _WORD = 32  # bits; the library writes masks in words
 
 
@@ -52,7 +53,7 @@ class Matcher:
     def accept(self, token: int) -> bool:
         """This token was sampled; it was allowed, and is no end. True: the answer is complete, and there is no end to say so."""
         if not self.state.consume_token(token):
-            self.failure = f"the grammar failed: {_short(self.state.get_error())}"
+            self.failure = f"its grammar failed ({_short(self.state.get_error())})"
             return False
         return len(self.ends) == 0 and bool(self.state.is_stopped())
 
@@ -123,11 +124,11 @@ def allowed_tokens(matchers: Sequence[Matcher], vocab_size: int) -> BoolArray:
     allowed = bits[:, :vocab_size]
     for row, matcher in enumerate(matchers):
         allowed[row, matcher.ends] = bits[row, vocab_size]  # the end that the library knows
-        stopped = str(matcher.state.stop_reason()).startswith("NoExtension")
-        if stopped and not allowed[row].any():
-            matcher.failure = "no token of this model's vocabulary can go on with the format; ask for another one"
-        elif matcher.state.is_error():
-            matcher.failure = f"the format became too complex to go on with: {_short(matcher.state.get_error())}"
+        error = matcher.state.get_error() if matcher.state.is_error() else ""
+        if "NoExtension" in error or not allowed[row].any():
+            matcher.failure = "no token of this model's vocabulary can go on with it"
+        elif error:
+            matcher.failure = f"it became too complex to go on with ({_short(error)})"
         if matcher.failure:
             allowed[row] = True
     return allowed
@@ -151,8 +152,8 @@ class _Spelling:
 
 
 def _short(text: str) -> str:
-    """The library's first line, without the place in our own text; the others are dumps of its state."""
-    line = _PLACE.sub("", text.strip().partition("\n")[0])
+    """What the library says, on one line and without the place in our own text."""
+    line = " ".join(_DUMP.split(_PLACE.sub("", text.strip()))[0].split())
     return line if len(line) <= 300 else f"{line[:297]}..."
 
 
