@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # JSON 500 and a trace in the log), the rollout worker (agents are foreign code), the rank loop (the controller has to hear of it).
 BROAD_EXCEPT = ["areal.engine.worker", "areal.rollout.agent_runs", "areal.web.app"]
 BARE_LIBRARY = [
-    "areal.chat.tokenizer"
+    "areal.models.tokenizer"
 ]  # a library that raises Exception itself: around its one call, and said as ConfigError
 # What configures how other keys are read and so needs no reader of its own outside areal/config.
 READ_WHILE_LOADING = {"rollout.agent.framework", "total_train_epochs"}
