@@ -5,7 +5,7 @@
     workers, gateway_url = await launch.front(stack)                    # then what clients reach
 
 A gateway that already runs on the configured port is attached to; else the run starts its own. Everything that `auto` and 0
-leave open in the config is decided here. Used by assemble.py.
+leave open in the config is decided here. Used by assemble.py and doctor.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from areal.base.atomic import write_atomic
 from areal.base.logs import announce, warn
+from areal.chat import load_renderer
+from areal.chat.scripted import in_tokens_of
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Job, Process, Scheduler
 from areal.config.algorithms import resolved
@@ -69,8 +72,8 @@ def announce_gateway(url: str) -> None:
         )
 
 
-def _loopback_past_proxies() -> dict[str, str]:
-    """For agents inside a worker: their HTTP clients read the proxy variables, and their own gateway is on loopback."""
+def loopback_past_proxies() -> dict[str, str]:
+    """For agents that we start: their HTTP clients read the proxy variables, and their own gateway is on loopback."""
     listed = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     names = ",".join(filter(None, [listed, "127.0.0.1", "localhost", "::1"]))
     return {"NO_PROXY": names, "no_proxy": names}
@@ -102,22 +105,30 @@ class Launch:
         self, stack: AsyncExitStack, found: Snapshot | None
     ) -> tuple[dict[str, Backend], EngineClient | None]:
         """Inference servers by URL and the rank, started side by side; no rank where nothing is trained."""
-        spec = parse_backend(self.config.rollout.backend)
-        jobs = [Job(f"server-{k}", *self._server_job(spec.name), env=_GIVE_MEMORY_BACK) for k in range(spec.size)]
-        if trains(self.config):
-            jobs.append(self._rank_job())
-        ready = await self._ready(await self.scheduler.start(*jobs))
-        load_s = self.config.weights.load_timeout_seconds
-        urls = [str(facts["url"]) for facts in ready[: spec.size]]
-        self.servers = {url: connect(spec.name, url, self.token, load_s=load_s) for url in urls}
-        for backend in self.servers.values():
-            stack.push_async_callback(backend.close)
-        if not trains(self.config):
+        rank = [self._rank_job()] if trains(self.config) else []
+        ready = await self._start_servers(stack, rank)
+        if not ready:
             return self.servers, None
         engine = await stack.enter_async_context(EngineClient(ready[-1]["url"], self.token))
         if found:
             await engine.restore(str(found.path))
         return self.servers, engine
+
+    async def servers_alone(self, stack: AsyncExitStack) -> None:
+        """Inference servers where nothing is to be trained although there is a model."""
+        await self._start_servers(stack, [])
+
+    async def _start_servers(self, stack: AsyncExitStack, beside: list[Job]) -> list[dict[str, Any]]:
+        """Start and connect to them; what the jobs beside them reported."""
+        spec = parse_backend(self.config.rollout.backend)
+        jobs = [Job(f"server-{k}", *self._server_job(spec.name), env=_GIVE_MEMORY_BACK) for k in range(spec.size)]
+        ready = await self._ready(await self.scheduler.start(*jobs, *beside))
+        load_s = self.config.weights.load_timeout_seconds
+        urls = [str(facts["url"]) for facts in ready[: spec.size]]
+        self.servers = {url: connect(spec.name, url, self.token, load_s=load_s) for url in urls}
+        for backend in self.servers.values():
+            stack.push_async_callback(backend.close)
+        return ready[spec.size :]
 
     def _rank_job(self) -> Job:
         settings = EngineSettings.of(
@@ -132,8 +143,8 @@ class Launch:
         )
         return Job("rank-0", "areal.engine.worker", settings.spec())
 
-    async def front(self, stack: AsyncExitStack) -> tuple[list[JsonClient], str]:
-        """Rollout workers, then the gateway that leads to them."""
+    async def front(self, stack: AsyncExitStack, *, attach: bool = True) -> tuple[list[JsonClient], str]:
+        """Rollout workers, then the gateway that leads to them. attach: look first whether one runs already."""
         config, servers = self.config, list(self.servers)
         common = {
             "store_url": self.store_url,
@@ -147,17 +158,18 @@ class Launch:
                 common
                 | {
                     "worker_id": f"w{k}",
-                    "model_dir": str(self.model_dir),
+                    "model_dir": str(self.model_dir or ""),
                     "servers": [servers[(k + j) % len(servers)] for j in range(len(servers))],
                     "policy_names": model_names(config),
                 },
-                env=_loopback_past_proxies(),
+                env=loopback_past_proxies(),
             )
             for k in range(config.rollout.workers)
         ]
         ready = await self._ready(await self.scheduler.start(*jobs))
         workers = [await stack.enter_async_context(JsonClient(facts["url"], bearer=self.token)) for facts in ready]
-        return workers, await self._attached_gateway(stack) or await self._own_gateway()
+        attached = await self._attached_gateway(stack) if attach else None
+        return workers, attached or await self._own_gateway()
 
     async def _attached_gateway(self, stack: AsyncExitStack) -> str | None:
         """The URL of a gateway that was started before us and now serves this run; None if there is none."""
@@ -192,13 +204,23 @@ class Launch:
 
     def _server_job(self, name: str) -> tuple[str, dict[str, Any]]:
         if name == "scripted":
-            return "areal.inference.scripted.server", {"path": str(Path(self.config.rollout.scripted.path).absolute())}
+            return "areal.inference.scripted.server", {"path": str(self._script())}
         native = self.config.rollout.native
         return "areal.inference.native.server", native.model_dump(mode="json") | {
             "model_dir": str(self.model_dir),
             "threads": threads_of(native.threads, self.config),
             "version": self.gate.current.label,
         }
+
+    def _script(self) -> Path:
+        """The script that is played; with a model, its texts in the model's own tokens."""
+        path = Path(self.config.rollout.scripted.path).absolute()
+        if self.model_dir is None:
+            return path
+        translated = self.folder.root / "script.jsonl"
+        renderer = load_renderer(self.model_dir, chat_template=self.config.rollout.agent.chat_template)
+        write_atomic(translated, in_tokens_of(renderer, path).encode())
+        return translated
 
     def _gateway_spec(self) -> dict[str, Any]:
         agent = self.config.rollout.agent

@@ -50,11 +50,11 @@ class RunFacts:
 def _find_tokenizer(run: Path, config: Any) -> Tokenizer | None:
     backend = _key(config, "rollout.backend")
     try:
-        if isinstance(backend, str) and backend.startswith("scripted"):
+        if isinstance(backend, str) and backend.startswith("scripted") and not _key(config, "actor.path"):
             return scripted_renderer(str(_key(config, "rollout.scripted.path"))).tokenizer
         for spec in sorted((run / "processes").glob("*.spec.json")):
             folder = json.loads(spec.read_bytes()).get("model_dir")
-            if isinstance(folder, str):
+            if isinstance(folder, str) and folder:
                 return HfTokenizer.load(folder)
     except (ConfigError, OSError, ValueError) as error:
         _log.warning("token texts are not shown, only ids: %s", error)

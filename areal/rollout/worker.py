@@ -112,9 +112,8 @@ async def _proxy(router: Router, job: WorkerJob, config: RunConfig, store: Store
 
 def _renderer(name: str, config: RunConfig, model_dir: str) -> Renderer:
     agent = config.rollout.agent
-    load, source = (
-        (scripted_renderer, config.rollout.scripted.path) if name == "scripted" else (load_renderer, model_dir)
-    )
+    own = name == "scripted" and not model_dir  # a script without a model has a vocabulary of its own
+    load, source = (scripted_renderer, config.rollout.scripted.path) if own else (load_renderer, model_dir)
     return load(
         source,
         chat_template=agent.chat_template,

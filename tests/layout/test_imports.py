@@ -19,6 +19,7 @@ TORCH_FOLDERS = {"engine", "weights", "algorithms", "models"}
 TORCH_MODULES = ("areal.inference.native",)
 LIGHT_MODULES = (
     "areal.train",
+    "areal.doctor",
     "areal.models.fetch",
     "areal.models.tokenizer",
     "areal.models.torch_install",
@@ -62,7 +63,7 @@ def test_every_folder_has_its_place_and_the_document_says_the_same_order(
 ) -> None:
     assert {module.folder for module in modules} <= set(order)
     text = (ROOT / "docs" / "architecture.md").read_text()
-    found = re.search(r"`train · assemble · launch · __main__`((?:\s*>\s*`\w+`)+)", text)
+    found = re.search(r"`train · doctor · assemble · launch · __main__`((?:\s*>\s*`\w+`)+)", text)
     assert found, "docs/architecture.md no longer shows the folder order"
     assert tuple(re.findall(r"`(\w+)`", found[1])) == order[1:]
 
