@@ -56,20 +56,20 @@ def test_group_relative_is_the_definition(entries: list[tuple[int, int, int]]) -
     assert ours.tolist() == pytest.approx(naive(returns, group, session), abs=1e-4)
 
 
-def test_t066_short_groups_are_told_apart_by_id() -> None:
+def test_T066_short_groups_are_told_apart_by_id() -> None:
     ours = group_relative(single_turn([1.0, 0, 0, 1], [1.0, 0], [0.0, 1, 1, 1]))
     expected = [1, -1, -1, 1, 1, -1, -1.7320, 0.5773, 0.5773, 0.5773]
     assert ours.tolist() == pytest.approx(expected, abs=2e-4)
 
 
-def test_t066_order_of_the_batch_does_not_matter() -> None:
+def test_T066_order_of_the_batch_does_not_matter() -> None:
     batch = single_turn([1.0, 0, 0, 1], [1.0, 0], [0.0, 1, 1, 1])
     order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
     shuffled = Returns(batch.returns[order], batch.group[order], batch.session[order])
     assert torch.equal(group_relative(shuffled), group_relative(batch)[order])
 
 
-def test_t067_a_leftover_group_of_one_is_zero() -> None:
+def test_T067_a_leftover_group_of_one_is_zero() -> None:
     ours = group_relative(single_turn([1.0, 2.0], [3.0]))
     assert ours.tolist() == pytest.approx([-1, 1, 0], abs=1e-5)
     assert ours[2] == 0
@@ -78,23 +78,23 @@ def test_t067_a_leftover_group_of_one_is_zero() -> None:
 
 @pytest.mark.parametrize("advantages", VARIANTS)
 @pytest.mark.parametrize(("value", "n"), [(0.95, 8), (0.1, 8), (1 / 3, 7), (-12345.678, 5), (0.0, 4)])
-def test_t068_equal_rewards_are_exactly_zero(advantages: object, value: float, n: int) -> None:
+def test_T068_equal_rewards_are_exactly_zero(advantages: object, value: float, n: int) -> None:
     assert advantages(single_turn([value] * n)).tolist() == [0.0] * n  # type: ignore[operator]
 
 
-def test_t068_rewards_equal_up_to_float32_rounding_are_zero() -> None:
+def test_T068_rewards_equal_up_to_float32_rounding_are_zero() -> None:
     third = torch.tensor(0.1) + torch.tensor(0.2)  # one unit in the last place beside 0.3
     batch = Returns(torch.stack([third, torch.tensor(0.3), third]), torch.zeros(3), torch.arange(3))
     assert group_relative(batch).tolist() == [0.0] * 3
 
 
-def test_t069_population_deviation_and_singletons() -> None:
+def test_T069_population_deviation_and_singletons() -> None:
     ours = group_relative(single_turn([1.0, 1, 1, 0, 0, 0, 0, 0], [0.7]))
     assert ours[:8].tolist() == pytest.approx([1.2910] * 3 + [-0.7746] * 5, abs=1e-4)
     assert ours[8] == 0
 
 
-def test_t069_leave_one_out_and_a_group_of_one() -> None:
+def test_T069_leave_one_out_and_a_group_of_one() -> None:
     rloo = partial(relative, mean="group", std=None, leave_one_out=True)
     ours = rloo(single_turn([1.0, 1, 1, 0, 0, 0, 0, 0], [0.7]))
     assert ours[:8].tolist() == pytest.approx([0.7143] * 3 + [-0.4286] * 5, abs=1e-4)
@@ -102,7 +102,7 @@ def test_t069_leave_one_out_and_a_group_of_one() -> None:
 
 
 @pytest.mark.parametrize("advantages", VARIANTS)
-def test_t067_t069_a_singleton_is_zero_by_every_comparison(advantages: partial[torch.Tensor]) -> None:
+def test_T067_T069_a_singleton_is_zero_by_every_comparison(advantages: partial[torch.Tensor]) -> None:
     assert advantages(single_turn([7.0])).tolist() == [0.0]
     ours = advantages(single_turn([1.0, 2.0], [3.0]))
     assert ours.abs().max() < 3  # never 300000

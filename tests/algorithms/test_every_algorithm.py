@@ -130,7 +130,7 @@ def test_at_the_start_every_gradient_is_the_policy_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NAIVE))
-def test_t073_losses_and_stats_add_up_over_micro_batches(name: str) -> None:
+def test_T073_losses_and_stats_add_up_over_micro_batches(name: str) -> None:
     generator = torch.Generator().manual_seed(4)
     batch = [[tuple(x) for x in (-torch.rand(n, 4, generator=generator) * 3).tolist()] for n in (1, 3, 2)]
     whole, chosen = inputs(batch), settings_of(name)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_t073_losses_and_stats_add_up_over_micro_batches(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NAIVE))
-def test_t077_huge_log_ratios_stay_finite_and_a_nan_shows(name: str) -> None:
+def test_T077_huge_log_ratios_stay_finite_and_a_nan_shows(name: str) -> None:
     far = [
         [(-0.1, -0.1, -0.1, 1.0)],
         [(-0.1, -200.0, -0.1, 0.0)],

@@ -39,7 +39,7 @@ def test_equals_log_softmax_with_gradients(chunk: int, with_bias: bool, keep_byt
         torch.testing.assert_close(a, e, atol=1e-5, rtol=1e-5)
 
 
-def test_t075_both_sides_use_the_temperature_of_sampling() -> None:
+def test_T075_both_sides_use_the_temperature_of_sampling() -> None:
     hidden, weight = torch.ones(3, 1), torch.tensor([[2.0], [1.0], [0.0]])
     targets, temperatures = torch.tensor([1, 1, 1]), torch.tensor([1.0, 0.5, 0.0])
     ours, _ = token_logprobs(hidden, weight, targets, temperatures)

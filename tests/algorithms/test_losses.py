@@ -92,7 +92,7 @@ def test_stats_and_loss_add_up_over_micro_batches() -> None:
         assert sum(p[1][name].item() for p in parts) == pytest.approx(stats[name].item())
 
 
-def test_t072_t076_only_trained_tokens_are_in_the_inputs() -> None:
+def test_T072_T076_only_trained_tokens_are_in_the_inputs() -> None:
     """T076's rows after the mask: two live tokens at ratio 1. Fillers have no slot to leak from."""
     loss, stats = decoupled_clip(inputs([-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0]), SETTINGS)
     assert loss.item() == pytest.approx(-1.0)
@@ -100,7 +100,7 @@ def test_t072_t076_only_trained_tokens_are_in_the_inputs() -> None:
     assert stats["approx_kl"].item() == 0.0
 
 
-def test_t077_a_huge_log_ratio_stays_finite_and_leaves_others_alone() -> None:
+def test_T077_a_huge_log_ratio_stays_finite_and_leaves_others_alone() -> None:
     batch = inputs([0.0, 100.0, -100.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 1.0])
     loss, stats = decoupled_clip(batch, SETTINGS)
     loss.backward()
@@ -111,14 +111,14 @@ def test_t077_a_huge_log_ratio_stays_finite_and_leaves_others_alone() -> None:
     assert all(torch.isfinite(value) for value in stats.values())
 
 
-def test_t077_negative_advantage_with_huge_ratio_is_finite_with_and_without_dual_clip() -> None:
+def test_T077_negative_advantage_with_huge_ratio_is_finite_with_and_without_dual_clip() -> None:
     batch = inputs([100.0], [0.0], [0.0], [-1.0])
     assert math.isfinite(decoupled_clip(batch, SETTINGS)[0].item())
     assert decoupled_clip(batch, replace(SETTINGS, c_clip=3.0))[0].item() == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("where", ["logprobs", "proximal", "behaviour", "advantages"])
-def test_t077_a_nan_input_is_not_hidden(where: str) -> None:
+def test_T077_a_nan_input_is_not_hidden(where: str) -> None:
     batch = inputs([-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0])
     batch = replace(batch, **{where: torch.tensor([float("nan"), -1.0])})
     assert math.isnan(decoupled_clip(batch, SETTINGS)[0].item())

@@ -71,7 +71,7 @@ def test_the_order_of_the_tokens_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("rule", [Correction(), Correction("sequence", "mask", "kl_k3", "max", 0.1)])
-def test_t077_a_nan_is_not_hidden_by_a_bound(rule: Correction) -> None:
+def test_T077_a_nan_is_not_hidden_by_a_bound(rule: Correction) -> None:
     weight, _, _ = behaviour_weights(
         torch.tensor([float("nan"), -1.0]), torch.tensor([-1.0, -1.0]), torch.arange(2), rule
     )

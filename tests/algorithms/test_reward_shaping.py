@@ -63,7 +63,7 @@ def test_overlong_answers_lose_in_proportion() -> None:
 
 
 @pytest.mark.parametrize("mean", ["group", "batch"])
-def test_t070_a_truncated_answer_does_not_shift_the_mean_by_its_reward(mean: str) -> None:
+def test_T070_a_truncated_answer_does_not_shift_the_mean_by_its_reward(mean: str) -> None:
     found = []
     for reward in (1.0, 100.0):
         returns = shaped(rewards((1.0, 5, False), (reward, 9, True)), Shaping(mask_truncated=True))

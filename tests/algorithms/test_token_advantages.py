@@ -36,7 +36,7 @@ def test_gae_is_the_discounted_sum_of_td_errors(
     assert ours.tolist() == pytest.approx([a for episode in batch for a in naive(episode, gamma, lam)], abs=1e-12)
 
 
-def test_t071_a_masked_slot_does_not_bootstrap() -> None:
+def test_T071_a_masked_slot_does_not_bootstrap() -> None:
     rewards, values, mask = torch.tensor([0.0, 1, 0]), torch.tensor([0.0, 0, 100]), torch.tensor([1, 1, 0]).bool()
     advantages = torch.zeros(3)
     advantages[mask] = gae(rewards[mask], values[mask], torch.zeros(2, dtype=torch.long), gamma=1.0, lam=0.95)
@@ -63,7 +63,7 @@ def test_whitened_is_centred_and_scaled_over_all_tokens() -> None:
 
 
 @pytest.mark.parametrize(("value", "n"), [(0.95, 8), (0.1, 8), (1 / 3, 7), (0.0, 4), (2.0, 1), (0.0, 0)])
-def test_t068_equal_advantages_whiten_to_exactly_zero(value: float, n: int) -> None:
+def test_T068_equal_advantages_whiten_to_exactly_zero(value: float, n: int) -> None:
     assert whitened(torch.full((n,), value)).tolist() == [0.0] * n
 
 

@@ -16,7 +16,7 @@ HOSTILE = ["../../x", "a/b", "..", ".", "...", "x" * 5000, "nul\0byte", "🙂", 
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_t111_a_name_is_one_path_component_that_can_be_written(name: str, tmp_path: Path) -> None:
+def test_T111_a_name_is_one_path_component_that_can_be_written(name: str, tmp_path: Path) -> None:
     path = tmp_path / safe_name(name)
     path.write_text("here")
     assert list(tmp_path.iterdir()) == [path]
@@ -24,12 +24,12 @@ def test_t111_a_name_is_one_path_component_that_can_be_written(name: str, tmp_pa
 
 
 @given(st.text(), st.text())
-def test_t111_different_names_give_different_files(one: str, other: str) -> None:
+def test_T111_different_names_give_different_files(one: str, other: str) -> None:
     assert (safe_name(one) == safe_name(other)) == (one == other)
 
 
 @given(st.text())
-def test_t111_names_are_bounded_and_plain(name: str) -> None:
+def test_T111_names_are_bounded_and_plain(name: str) -> None:
     encoded = safe_name(name)
     assert 0 < len(encoded) <= 120
     assert encoded.isascii()
@@ -37,7 +37,7 @@ def test_t111_names_are_bounded_and_plain(name: str) -> None:
     assert not set(encoded) & set("/\\\0 \n")
 
 
-def test_t111_ordinary_names_stay_readable_and_long_ones_apart() -> None:
+def test_T111_ordinary_names_stay_readable_and_long_ones_apart() -> None:
     assert safe_name("my-exp_2.1") == "my-exp_2.1"
     assert safe_name("a" * 4999 + "b") != safe_name("a" * 5000)
 

@@ -106,7 +106,7 @@ def test_after_the_block_nothing_is_written(tmp_path: Path) -> None:
     assert logging.getLogger("areal").handlers == []
 
 
-def test_t108_no_secret_reaches_a_log_file_or_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_T108_no_secret_reaches_a_log_file_or_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     protect("my-secret-admin-key")
     path = tmp_path / "gateway.log"
     with open_log(path, run_id="r"):

@@ -32,7 +32,7 @@ def test_combine_follows_the_declaration() -> None:
     assert math.isnan(combine(LOSS, []))
 
 
-def test_t097_rows_are_valid_json_and_nan_is_a_gap(tmp_path: Path) -> None:
+def test_T097_rows_are_valid_json_and_nan_is_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricsFile(path, "r") as metrics:
         metrics.write(0, {LOSS: float("nan"), TOKENS: np.int64(3)})
@@ -46,7 +46,7 @@ def test_t097_rows_are_valid_json_and_nan_is_a_gap(tmp_path: Path) -> None:
     assert math.isnan(read_metrics(path).series(TOKENS).values[1])
 
 
-def test_t096_a_resumed_run_gives_one_value_per_step_and_the_later_run_wins(tmp_path: Path) -> None:
+def test_T096_a_resumed_run_gives_one_value_per_step_and_the_later_run_wins(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricsFile(path, "r") as metrics:
         for step in range(16):
@@ -59,7 +59,7 @@ def test_t096_a_resumed_run_gives_one_value_per_step_and_the_later_run_wins(tmp_
     assert series.values == [float(step) for step in range(10)] + [100.0 + step for step in range(10, 21)]
 
 
-def test_t096_steps_that_only_the_lost_timeline_reached_are_forgotten(tmp_path: Path) -> None:
+def test_T096_steps_that_only_the_lost_timeline_reached_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricsFile(path, "r") as metrics:
         for step in range(16):
@@ -72,7 +72,7 @@ def test_t096_steps_that_only_the_lost_timeline_reached_are_forgotten(tmp_path: 
     assert table.rows[10] == {LOSS: 1.0, TOKENS: 7.0}
 
 
-def test_t096_rows_without_our_fields_merge_by_step(tmp_path: Path) -> None:
+def test_T096_rows_without_our_fields_merge_by_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     rows = [{"step": s, "loss": 0} for s in range(16)] + [{"step": s, "loss": 1} for s in range(10, 21)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -94,7 +94,7 @@ def test_an_answer_cut_by_length_gets_the_templates_end_as_context(name: str, mo
     assert prompt.ids[len(recorded.prompt_ids) + len(recorded.completion.token_ids)] == end_id(renderer)
 
 
-def test_t050_ids_that_encode_differently_stand() -> None:
+def test_T050_ids_that_encode_differently_stand() -> None:
     toy = Vocabulary({1: b"a", 2: b"b", 3: b"ab"}, [])
     renderer = JinjaRenderer(toy, ChatTemplate(CHATML))
     recorded = record(renderer, [QUESTION], [1, 2])
@@ -109,7 +109,7 @@ def test_t050_ids_that_encode_differently_stand() -> None:
     assert reason(edited) == "the reply (assistant) is not the recorded one"
 
 
-def test_t051_a_template_that_strips_reasoning_makes_a_new_branch(models_by_template: Models) -> None:
+def test_T051_a_template_that_strips_reasoning_makes_a_new_branch(models_by_template: Models) -> None:
     renderer = models_by_template["thinking_stripped"][1]
     sampled = [*renderer.tokenizer.encode("<think>\nadd\n</think>\n\n4"), end_id(renderer)]
     for reply in (None, Message("assistant", "4", reasoning="add")):  # with and without a reasoning parser
@@ -123,7 +123,7 @@ def test_t051_a_template_that_strips_reasoning_makes_a_new_branch(models_by_temp
             assert "add" not in fresh.text
 
 
-def test_t051_a_template_that_keeps_reasoning_goes_on() -> None:
+def test_T051_a_template_that_keeps_reasoning_goes_on() -> None:
     renderer = JinjaRenderer(Vocabulary({}, []), ChatTemplate(CHATML))
     text = "<think>\nadd\n</think>\n\n4"
     for reply in (None, Message("assistant", "4", reasoning="add")):
@@ -144,7 +144,7 @@ def test_reasoning_inside_a_tool_loop_goes_on_although_the_template_strips_older
     assert whole(renderer, prompt) == renderer.render(messages).text
 
 
-def test_t053_another_end_token_stands_for_the_templates(models_by_template: Models) -> None:
+def test_T053_another_end_token_stands_for_the_templates(models_by_template: Models) -> None:
     renderer = models_by_template["chatml_default_system"][1]
     other = renderer.tokenizer.encode("<|endoftext|>")[0]
     assert isinstance(renderer.tokenizer.eos_ids, tuple)
@@ -156,7 +156,7 @@ def test_t053_another_end_token_stands_for_the_templates(models_by_template: Mod
     assert "4<|endoftext|>\n<|im_start|>user\n" in whole(renderer, prompt)
 
 
-def test_t055_arguments_printed_anew_keep_the_sampled_tokens() -> None:
+def test_T055_arguments_printed_anew_keep_the_sampled_tokens() -> None:
     renderer = JinjaRenderer(Vocabulary({}, []), ChatTemplate(CHATML))
     sampled = '<tool_call>\n{"name":"add","arguments":{"b":2,"a":"\\u00e9"}}\n</tool_call>'
     reply = Message("assistant", tool_calls=(ToolCall("call_1", "add", '{"b":2,"a":"\\u00e9"}'),))

@@ -54,7 +54,7 @@ def stream(parser: StreamParser, ids: list[int], cuts: list[int]) -> list[str]:
         (["f0", "9f", "91", "a9", "e2", "80", "8d", "f0", "9f", "92", "bb"], "👩‍💻"),
     ],
 )
-def test_t013_characters_are_never_shown_in_halves(cut: list[str], text: str) -> None:
+def test_T013_characters_are_never_shown_in_halves(cut: list[str], text: str) -> None:
     tokens = [bytes.fromhex(piece) for piece in cut]
     vocabulary = Vocabulary({}, tokens)
     parser = StreamParser(vocabulary)
@@ -65,7 +65,7 @@ def test_t013_characters_are_never_shown_in_halves(cut: list[str], text: str) ->
     assert parser.message() == Message("assistant", text)
 
 
-def test_t013_a_stream_that_ends_inside_a_character_shows_one_mark_at_the_end() -> None:
+def test_T013_a_stream_that_ends_inside_a_character_shows_one_mark_at_the_end() -> None:
     detokenizer = Detokenizer(BYTES)
     assert [detokenizer.feed(byte) for byte in b"a\xf0\x9f\x91"] == ["a", "", "", ""]
     assert detokenizer.finish() == "\ufffd"
@@ -87,7 +87,7 @@ def test_the_incremental_text_equals_the_decoded_whole(data: bytes) -> None:
         (["one two thre"], "one two thre", 1),
     ],
 )
-def test_t014_stop_texts_across_tokens(cut: list[str], text: str, kept: int) -> None:
+def test_T014_stop_texts_across_tokens(cut: list[str], text: str, kept: int) -> None:
     vocabulary = Vocabulary({}, [piece.encode() for piece in cut])
     for cuts in ([], list(range(len(cut)))):  # in one chunk, and token by token
         parser = StreamParser(vocabulary, stop=("two three",))
@@ -101,7 +101,7 @@ def test_t014_stop_texts_across_tokens(cut: list[str], text: str, kept: int) -> 
             assert parser.kept == kept
 
 
-def test_t014_held_text_is_released_as_soon_as_it_cannot_match() -> None:
+def test_T014_held_text_is_released_as_soon_as_it_cannot_match() -> None:
     matcher = StopMatcher(("abcd", "bx"))
     assert [matcher.feed(text) for text in ("zab", "c", "c", "b", "x", "more")] == ["z", "", "abcc", "", "", ""]
     assert (matcher.matched, matcher.finish()) == ("bx", "")
@@ -150,7 +150,7 @@ def test_a_batch_result_equals_the_folded_stream_for_every_split(
     assert all(delta.text for delta in many)
 
 
-def test_t056_the_end_token_is_kept_and_not_shown() -> None:
+def test_T056_the_end_token_is_kept_and_not_shown() -> None:
     toy = Vocabulary({11: b"x", 12: b"y", 2: b"END"}, [], end_tokens=("END",))
     parser = StreamParser(toy)
     assert parser.feed(chunk([11, 12, 2], "stop")) == [TextDelta("xy")]

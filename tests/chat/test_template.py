@@ -95,7 +95,7 @@ def test_random_text_equals_transformers(
     assert models_by_template[name][1].render(messages).text == expected
 
 
-def test_t052_bos_stands_once(models_by_template: Models, references: Any) -> None:
+def test_T052_bos_stands_once(models_by_template: Models, references: Any) -> None:
     for name in ("headers_trimmed", "instructions_alternating"):
         prompt = models_by_template[name][1].render(CONVERSATIONS["answered"])
         bos = references[name].bos_token_id

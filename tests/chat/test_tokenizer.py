@@ -67,7 +67,7 @@ def test_bytes_of_single_byte_tokens(both: dict[str, HfTokenizer]) -> None:
         assert {tokenizer.piece(token) for token in range(tokenizer.vocab_size)} >= {bytes([b]) for b in range(256)}
 
 
-def test_t053_every_end_id_counts(folder: Callable[..., Path], both: dict[str, HfTokenizer]) -> None:
+def test_T053_every_end_id_counts(folder: Callable[..., Path], both: dict[str, HfTokenizer]) -> None:
     ids = {text: both["byte_level"].encode(text)[0] for text in ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")}
     path = folder(
         "chatml_default_system",

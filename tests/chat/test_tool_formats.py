@@ -139,7 +139,7 @@ def test_a_call_is_read_as_it_was_spelt(name: str, family: Family) -> None:
 
 
 @pytest.mark.parametrize(("name", "family"), EVERY)
-def test_t016_parallel_calls_have_indices_and_ids_of_their_own(name: str, family: Family) -> None:
+def test_T016_parallel_calls_have_indices_and_ids_of_their_own(name: str, family: Family) -> None:
     for cut in (read, token_by_token):
         message, steps = cut(name, family.two)
         assert message.tool_calls == (call(family.spelt, k=1), call(family.spelt, k=2))
@@ -155,7 +155,7 @@ def test_t016_parallel_calls_have_indices_and_ids_of_their_own(name: str, family
 
 
 @pytest.mark.parametrize(("name", "family"), EVERY)
-def test_t017_the_closing_marker_inside_a_string_ends_nothing(name: str, family: Family) -> None:
+def test_T017_the_closing_marker_inside_a_string_ends_nothing(name: str, family: Family) -> None:
     assert family.hostile != family.one
     for cut in (read, token_by_token):
         message, _ = cut(name, family.hostile)
@@ -164,7 +164,7 @@ def test_t017_the_closing_marker_inside_a_string_ends_nothing(name: str, family:
         assert json.loads(message.tool_calls[0].arguments)["why"] == f"see {family.closing} here"
 
 
-def test_t017_the_reported_case() -> None:
+def test_T017_the_reported_case() -> None:
     text = (
         '<tool_call>\n{"name":"write_file","arguments":{"path":"n.md","content":"see </tool_call> here"}}\n</tool_call>'
     )

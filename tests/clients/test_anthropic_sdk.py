@@ -117,7 +117,7 @@ async def test_errors_arrive_as_the_sdks_own_types_and_are_not_retried(make_serv
     assert service.calls()["calls"] == []
 
 
-async def test_t019_a_failure_in_mid_stream_is_an_api_error(make_service: Any) -> None:
+async def test_T019_a_failure_in_mid_stream_is_an_api_error(make_service: Any) -> None:
     service = await make_service([{"pieces": ["a", "b"], "fail": {"at": 1, "message": "out of memory"}}])
     async with AsyncAnthropic(base_url=service.url, api_key=await service.start()) as client:
         with pytest.raises(anthropic.APIStatusError, match="out of memory"):
@@ -164,7 +164,7 @@ async def test_a_tool_loop_with_thinking_continues_its_own_tokens(make_service: 
     assert (two.token_parent, three.token_parent) == (one.id, two.id)
 
 
-async def test_t031_streamed_arguments_are_the_sampled_text(make_service: Any) -> None:
+async def test_T031_streamed_arguments_are_the_sampled_text(make_service: Any) -> None:
     service = await make_service([PARALLEL])
     async with AsyncAnthropic(base_url=service.url, api_key=await service.start()) as client:
         events = [event async for event in await client.messages.create(**ask(tools=[SH]), stream=True)]

@@ -102,7 +102,7 @@ async def test_errors_arrive_as_the_sdks_own_types_and_are_not_retried(make_serv
     assert service.calls()["calls"] == []
 
 
-async def test_t019_a_failure_in_mid_stream_is_response_failed(make_service: Any) -> None:
+async def test_T019_a_failure_in_mid_stream_is_response_failed(make_service: Any) -> None:
     service = await make_service([{"pieces": ["a", "b"], "fail": {"at": 1, "message": "out of memory"}}])
     async with client_of(service, await service.start()) as client:
         last: Any = [event async for event in await client.responses.create(model="m", input="hi", stream=True)][-1]

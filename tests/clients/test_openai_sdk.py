@@ -59,7 +59,7 @@ async def test_the_stream_helper_folds_to_the_same_answer(make_service: Any) -> 
     assert (final.choices[0].message.content, final.choices[0].finish_reason) == ("Hello", "stop")
 
 
-async def test_t008_logprobs_without_top_logprobs(make_service: Any) -> None:
+async def test_T008_logprobs_without_top_logprobs(make_service: Any) -> None:
     service = await make_service([SPOKEN])
     async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key=await service.start()) as client:
         answer = await client.chat.completions.create(model="m", messages=HI, logprobs=True, top_logprobs=None)
@@ -86,7 +86,7 @@ async def test_errors_arrive_as_the_sdks_own_types_and_are_not_retried(make_serv
     assert service.calls()["calls"] == []
 
 
-async def test_t019_a_failure_in_mid_stream_is_an_api_error(make_service: Any) -> None:
+async def test_T019_a_failure_in_mid_stream_is_an_api_error(make_service: Any) -> None:
     service = await make_service([{"pieces": ["a", "b"], "fail": {"at": 1, "message": "out of memory"}}])
     async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key=await service.start()) as client:
         stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
@@ -95,7 +95,7 @@ async def test_t019_a_failure_in_mid_stream_is_an_api_error(make_service: Any) -
                 pass
 
 
-async def test_t040_the_sdks_own_retry_after_its_time_out_leaves_one_trained_answer(
+async def test_T040_the_sdks_own_retry_after_its_time_out_leaves_one_trained_answer(
     make_service: Any, eventually: Any
 ) -> None:
     slow = {"pieces": ["x"] * 50, "delay_ms": 50}
@@ -110,7 +110,7 @@ async def test_t040_the_sdks_own_retry_after_its_time_out_leaves_one_trained_ans
     assert done[1].id == answer.id
 
 
-async def test_t018_closing_a_stream_aborts_it(make_service: Any, eventually: Any) -> None:
+async def test_T018_closing_a_stream_aborts_it(make_service: Any, eventually: Any) -> None:
     service = await make_service([{"pieces": ["x"] * 500, "delay_ms": 20}])
     key = await service.start()
     async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key) as client:

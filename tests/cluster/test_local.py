@@ -211,7 +211,7 @@ async def test_if_one_of_several_cannot_start_none_stays(tmp_path: Path, job: Ma
         assert not members(f"{scheduler._lock.marker}:")
 
 
-async def test_t111_names_become_one_path_component(tmp_path: Path, job: MakeJob) -> None:
+async def test_T111_names_become_one_path_component(tmp_path: Path, job: MakeJob) -> None:
     async with LocalScheduler(tmp_path / "run") as scheduler:
         odd = job("x", SERVES)
         [process] = await scheduler.start(Job("../../évil", odd.module, {}, odd.env))
@@ -220,7 +220,7 @@ async def test_t111_names_become_one_path_component(tmp_path: Path, job: MakeJob
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != "__pycache__") == ["run"]
 
 
-async def test_t093_eight_children_with_port_0_get_eight_ports(tmp_path: Path, job: MakeJob) -> None:
+async def test_T093_eight_children_with_port_0_get_eight_ports(tmp_path: Path, job: MakeJob) -> None:
     body = (
         "import socket\ndef main(spec):\n    server = socket.create_server(('127.0.0.1', 0))\n"
         "    report_ready(spec, port=server.getsockname()[1])\n    time.sleep(120)"

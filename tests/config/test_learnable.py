@@ -17,7 +17,7 @@ def load(*overrides: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, traits in TRAITS.items() if traits.compares == "group"))
-def test_t069_a_comparison_within_groups_of_one_is_refused(name: str) -> None:
+def test_T069_a_comparison_within_groups_of_one_is_refused(name: str) -> None:
     limit = "gconfig.max_new_tokens=64"
     [reason] = why_not(load(f"actor.algorithm={name}", limit))
     assert reason.startswith(

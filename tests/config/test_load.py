@@ -31,13 +31,13 @@ def problems_of(tmp_path: Path, text: str, *overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("written", ["1e-6", "1.0e-6", "1E-6", "1.e-6", "5e5", "1.0e6", "3", ".5", "+1e-3"])
-def test_t089_scientific_notation_is_a_number_in_files_and_on_the_command_line(tmp_path: Path, written: str) -> None:
+def test_T089_scientific_notation_is_a_number_in_files_and_on_the_command_line(tmp_path: Path, written: str) -> None:
     assert load(tmp_path, f"train: {{learning_rate: {written}}}").actor.optimizer.lr == float(written)
     assert load(tmp_path, "", f"train.learning_rate={written}").actor.optimizer.lr == float(written)
     assert load(tmp_path, "", f"actor.optimizer.lr={written}").actor.optimizer.lr == float(written)
 
 
-def test_t089_a_word_for_a_number_names_path_value_and_type(tmp_path: Path) -> None:
+def test_T089_a_word_for_a_number_names_path_value_and_type(tmp_path: Path) -> None:
     assert problems_of(tmp_path, "train: {learning_rate: fast}") == [
         "train.learning_rate (actor.optimizer.lr): 'fast' must be a number"
     ]
@@ -48,7 +48,7 @@ def test_t089_a_word_for_a_number_names_path_value_and_type(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["010", "12:30:45", "no", "1e3", "2026-11-29", "true", "0x1F", "1_000", "~x"])
-def test_t089_text_keys_keep_the_text_that_was_written(tmp_path: Path, text: str) -> None:
+def test_T089_text_keys_keep_the_text_that_was_written(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, f"trial_name: {text}").trial_name == text
     assert load(tmp_path, "", f"trial_name={text}").trial_name == text
 
@@ -62,7 +62,7 @@ def test_numbers_follow_yaml_1_2_and_booleans_are_true_or_false(tmp_path: Path) 
     ]
 
 
-def test_t090_environment_variables_are_put_in_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T090_environment_variables_are_put_in_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUTER_KEY", " sk-abc \n")
     monkeypatch.setenv("H", "10.0.0.1")
     monkeypatch.setenv("STEPS", "7")
@@ -82,7 +82,7 @@ def test_t090_environment_variables_are_put_in_everywhere(tmp_path: Path, monkey
     )
 
 
-def test_t090_an_unset_variable_names_itself_and_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T090_an_unset_variable_names_itself_and_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROUTER_KEY", raising=False)
     monkeypatch.setenv("EMPTY", "")
     text = "api_gateway: {base_url: 'http://${ROUTER_KEY}/', api_key: '${ROUTER_KEY}'}"
@@ -95,7 +95,7 @@ def test_t090_an_unset_variable_names_itself_and_the_key(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("value", ["sk-abc\n", "sk-abc\r\n", " sk-abc ", "\tsk-abc"])
-def test_t102_outer_white_space_of_a_key_is_stripped(
+def test_T102_outer_white_space_of_a_key_is_stripped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("ROUTER_KEY", value)
@@ -105,7 +105,7 @@ def test_t102_outer_white_space_of_a_key_is_stripped(
     assert load(tmp_path, 'rollout: {agent: {internal_token: " k-1 "}}').rollout.agent.internal_token == "k-1"
 
 
-def test_t102_t108_an_inner_control_character_names_the_variable_and_not_the_value(
+def test_T102_T108_an_inner_control_character_names_the_variable_and_not_the_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for value in ("sk-aaaa\nbbbb", "sk-aaaa\rbbbb", "sk-aaaa\x7fbbbb"):
@@ -154,7 +154,7 @@ def test_wrong_references_are_sentences(tmp_path: Path) -> None:
         ("actr: {path: x}", "actor.path"),
     ],
 )
-def test_t091_an_unknown_key_names_its_path_and_the_nearest(tmp_path: Path, written: str, near: str) -> None:
+def test_T091_an_unknown_key_names_its_path_and_the_nearest(tmp_path: Path, written: str, near: str) -> None:
     [line] = problems_of(tmp_path, written)
     assert line.endswith(f"unknown key; did you mean {near}?")
     [path] = flatten(load_yaml(written), FILE)
@@ -163,7 +163,7 @@ def test_t091_an_unknown_key_names_its_path_and_the_nearest(tmp_path: Path, writ
     assert on_command_line == line
 
 
-def test_t091_a_key_below_a_value_and_a_value_at_a_section_are_refused(tmp_path: Path) -> None:
+def test_T091_a_key_below_a_value_and_a_value_at_a_section_are_refused(tmp_path: Path) -> None:
     assert problems_of(tmp_path, "", "rollout.backend.name=native") == [
         "rollout.backend.name: unknown key: rollout.backend is a value, not a section"
     ]
@@ -217,7 +217,7 @@ def override(*texts: str) -> Any:
     return config.a
 
 
-def test_t092_overrides_take_lists_null_booleans_and_quoted_text() -> None:
+def test_T092_overrides_take_lists_null_booleans_and_quoted_text() -> None:
     assert override("a.l=[1, 2]").l == [1, 2]
     assert override("a.words=[x,y]").words == ["x", "y"]
     assert override("a.words=[x, 'a, b', 010]").words == ["x", "a, b", "010"]
@@ -265,7 +265,7 @@ def test_files_that_are_missing_or_empty(tmp_path: Path) -> None:
     assert resolve(None).config == RunConfig()
 
 
-def test_t111_names_that_look_like_paths_stay_data(tmp_path: Path) -> None:
+def test_T111_names_that_look_like_paths_stay_data(tmp_path: Path) -> None:
     assert load(tmp_path, "", "trial_name=../../y").trial_name == "../../y"
 
 

@@ -237,7 +237,7 @@ def test_what_is_whole_can_start() -> None:
     assert why_not(resolve(None, [*ONLINE, "evaluator.path=t.jsonl", "rollout.agent.path=a:b"]).config) == []
 
 
-def test_t109_the_default_admin_key_is_refused_beyond_loopback() -> None:
+def test_T109_the_default_admin_key_is_refused_beyond_loopback() -> None:
     for host in ("0.0.0.0", "::", "10.0.0.1", "node-7"):
         [reason] = reasons(resolve(None, [f"rollout.agent.gateway_host={host}"]).config)
         assert "default admin key works on loopback only" in reason
@@ -252,7 +252,7 @@ def test_the_epochs_of_the_first_text_need_as_many_steps() -> None:
     assert "an epoch has at least one step" in reasons(resolve(None, ["total_train_epochs=101"]).config)[0]
 
 
-def test_t108_the_shown_tree_masks_every_secret(in_fixtures: Path) -> None:
+def test_T108_the_shown_tree_masks_every_secret(in_fixtures: Path) -> None:
     config = second("rollout.agent.admin_api_key=admin-0123456789", "rollout.agent.internal_token=tok-0123456789")
     text = masked_yaml(config)
     for secret in (SECRET, "admin-0123456789", "tok-0123456789"):

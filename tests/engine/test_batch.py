@@ -133,7 +133,7 @@ def test_micro_batches_keep_to_the_budget(group_rows: GroupRows) -> None:
     assert [len(p.ids) for p in pack(rows[:1], max_tokens=2)] == [len(rows[0].ids) - 1]
 
 
-def test_t073_weights_cover_the_whole_step(make_row: MakeRow) -> None:
+def test_T073_weights_cover_the_whole_step(make_row: MakeRow) -> None:
     rows = [decode_row(make_row([1] * 5, [1, 2, 3, 4], sequence=0)), decode_row(make_row([1] * 2, [1], sequence=1))]
     losses = [np.array([0, 1, 1, 1, 1]), np.array([0, 5])]
     for aggregation, expected in (("token_mean", 1.8), ("sequence_mean", 3.0)):
@@ -142,7 +142,7 @@ def test_t073_weights_cover_the_whole_step(make_row: MakeRow) -> None:
         assert total == pytest.approx(expected)
 
 
-def test_t078_masks_are_by_position_never_by_token(make_row: MakeRow) -> None:
+def test_T078_masks_are_by_position_never_by_token(make_row: MakeRow) -> None:
     """pad equals end: [5,6,7] without an end token and [5,2] with one, lengths 3 and 2."""
     rows = [decode_row(make_row([9, 5, 6, 7], [1, 2, 3])), decode_row(make_row([9, 5, 2], [1, 2]))]
     [p] = pack(rows, max_tokens=100)
@@ -169,7 +169,7 @@ def test_nan_in_a_trained_token_names_the_session(make_row: MakeRow, field: str)
         decode_row(make_row([1, 2, 3, 4], [2, 3], session="s-7", **{field: float("nan")}))
 
 
-def test_t076_nan_in_untrained_slots_changes_nothing(make_engine: MakeEngine, make_row: MakeRow) -> None:
+def test_T076_nan_in_untrained_slots_changes_nothing(make_engine: MakeEngine, make_row: MakeRow) -> None:
     engine = make_engine()
     clean = make_row([1, 2, 3, 4, 5], [2, 4])
     poisoned = {}

@@ -25,7 +25,7 @@ MakeEngine = Callable[..., TrainEngine]
 GroupRows = Callable[..., list[Row]]
 
 
-def test_t082_a_tied_head_is_written_once_and_reloads_to_the_same_logits(
+def test_T082_a_tied_head_is_written_once_and_reloads_to_the_same_logits(
     make_engine: MakeEngine, group_rows: GroupRows, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -45,7 +45,7 @@ def test_t082_a_tied_head_is_written_once_and_reloads_to_the_same_logits(
         torch.testing.assert_close(reloaded(ids).logits, engine.policy.model(ids).logits, atol=1e-6, rtol=0)
 
 
-def test_t082_an_untied_head_is_written_too(tiny_dir: Path, make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_T082_an_untied_head_is_written_too(tiny_dir: Path, make_engine: MakeEngine, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config.from_pretrained(tiny_dir, tie_word_embeddings=False)
@@ -71,7 +71,7 @@ pickle.dump((facts, [(s["loss"], s["lr"], s["grad_norm"]) for s in stats]), open
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_t083_two_steps_then_a_new_process_equal_four_steps(
+def test_T083_two_steps_then_a_new_process_equal_four_steps(
     make_engine: MakeEngine, group_rows: GroupRows, tmp_path: Path, dtype: str
 ) -> None:
     batches = [group_rows(seed=seed) for seed in range(4)]
@@ -99,7 +99,7 @@ def test_t083_two_steps_then_a_new_process_equal_four_steps(
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_t110_a_checkpoint_holds_no_pickle_and_a_pickled_one_is_not_opened(
+def test_T110_a_checkpoint_holds_no_pickle_and_a_pickled_one_is_not_opened(
     make_engine: MakeEngine, group_rows: GroupRows, tmp_path: Path
 ) -> None:
     engine = make_engine()

@@ -84,7 +84,7 @@ def test_the_pipeline_comes_before_the_comparison() -> None:
     assert [r.advantages[r.trained].tolist() for r in rows] == [[2.0], [-2.0, -2.0]]
 
 
-def test_t076_nan_in_masked_slots_changes_no_advantage() -> None:
+def test_T076_nan_in_masked_slots_changes_no_advantage() -> None:
     clean = groups_of([[[(2, 1.0, False)], [(1, 0.0, False)]]], concat=True)
     dirty = [
         Group(g.id, g.task_id, tuple(

@@ -89,7 +89,7 @@ def test_a_grpo_step_equals_a_plain_padded_loop(make_engine: MakeEngine, group_r
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
-def test_t073_t074_the_split_into_micro_batches_changes_nothing(
+def test_T073_T074_the_split_into_micro_batches_changes_nothing(
     make_engine: MakeEngine, group_rows: GroupRows, aggregation: str
 ) -> None:
     results = []
@@ -119,7 +119,7 @@ def test_token_mean_and_sequence_mean_differ(make_engine: MakeEngine, group_rows
 
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
-def test_t073_no_algorithm_s_step_depends_on_micro_batches(
+def test_T073_no_algorithm_s_step_depends_on_micro_batches(
     make_engine: MakeEngine, group_rows: GroupRows, algorithm: str
 ) -> None:
     results = []
@@ -199,7 +199,7 @@ def test_a_batch_without_any_advantage_takes_no_step(make_engine: MakeEngine, gr
     assert_same(weights(engine), before)
 
 
-def test_t079_recorded_log_probs_of_unchanged_weights_agree(make_engine: MakeEngine, group_rows: GroupRows) -> None:
+def test_T079_recorded_log_probs_of_unchanged_weights_agree(make_engine: MakeEngine, group_rows: GroupRows) -> None:
     engine = make_engine()
     rows = recorded_now(engine, group_rows(groups=3), version=7)
     stats = engine.train_step(rows, 0, 7)

@@ -112,7 +112,7 @@ def test_a_checkpoint_with_a_gap_is_refused(tmp_path: Path) -> None:
         load_policy(tmp_path, dtype="float32")
 
 
-def test_t110_pickled_weights_are_not_opened(tmp_path: Path) -> None:
+def test_T110_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     write("Llama", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()

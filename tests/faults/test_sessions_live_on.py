@@ -127,7 +127,7 @@ def test_any_gateway_takes_any_key_of_the_run_and_none_of_another(service: Servi
                 assert answer.json()["error"]["message"].startswith("Invalid API key")
 
 
-def test_t048_refreshes_through_two_gateways_race_and_no_call_is_lost(service: Service) -> None:
+def test_T048_refreshes_through_two_gateways_race_and_no_call_is_lost(service: Service) -> None:
     ours, theirs = Client(service, "g0"), Client(service, "g1")
     started = ours.start("refreshed")
     key = started["api_key"]
@@ -208,7 +208,7 @@ def test_a_gateway_drains_its_streams_and_is_back_before_the_next_request(servic
     assert [one.token_parent for one in recorded] == [None, recorded[0].id, recorded[0].id]
 
 
-def test_t047_a_killed_worker_is_a_clear_502_and_then_its_sessions_go_on_under_their_keys(service: Service) -> None:
+def test_T047_a_killed_worker_is_a_clear_502_and_then_its_sessions_go_on_under_their_keys(service: Service) -> None:
     client = Client(service)
     started, other = client.start_at("w0", "killed worker"), client.start_at("w1", "its neighbour")
     key = started["api_key"]

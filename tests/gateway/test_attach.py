@@ -233,7 +233,7 @@ async def test_a_run_that_cannot_be_served_is_refused_and_leaves_nothing(free, r
     await attach(handle, run.facts)
 
 
-async def test_t109_the_default_admin_key_is_refused_off_loopback(run, tmp_path):
+async def test_T109_the_default_admin_key_is_refused_off_loopback(run, tmp_path):
     async with Attachment(port=1, loopback=False) as attachment:
         with pytest.raises(Exception, match="works on loopback only"):
             await attachment.attach(msgspec.structs.replace(run.facts, admin_api_key="areal-admin-key"))

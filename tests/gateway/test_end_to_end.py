@@ -209,7 +209,7 @@ async def test_tokens_reach_the_client_one_by_one(service, http):
     assert texts == [f"w{n} " for n in range(40)]
 
 
-async def test_t047_no_worker_is_502_and_then_the_session_goes_on_with_its_history(service, http):
+async def test_T047_no_worker_is_502_and_then_the_session_goes_on_with_its_history(service, http):
     started = await service.start_session(http)
     client = service.sdk(started["api_key"], max_retries=0)
     messages = [{"role": "user", "content": "2+2?"}]
@@ -240,7 +240,7 @@ async def test_t047_no_worker_is_502_and_then_the_session_goes_on_with_its_histo
     assert counts.running_sessions == 1  # only the one on w1: the restart leaked nothing
 
 
-async def test_t048_two_refreshes_at_once(service, http):
+async def test_T048_two_refreshes_at_once(service, http):
     started = await service.start_session(http)
     client = service.sdk(started["api_key"], max_retries=0)
     await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "2+2?"}])

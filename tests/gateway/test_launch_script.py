@@ -90,7 +90,7 @@ def test_a_failed_training_stops_the_gateway_and_keeps_its_code(launch):
     assert launch.left_behind() == []
 
 
-def test_t093_a_gateway_that_cannot_start_is_noticed(launch):
+def test_T093_a_gateway_that_cannot_start_is_noticed(launch):
     holder = bind("127.0.0.1", launch.port)
     launch.start("exit 0")
     code, _, errors = launch.end()

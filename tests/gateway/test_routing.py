@@ -78,7 +78,7 @@ async def test_a_model_only_key_reaches_its_worker_on_model_routes_through_any_g
     assert not place.workers["w0"].calls
 
 
-async def test_t109_how_a_key_may_be_sent(place, http):
+async def test_T109_how_a_key_may_be_sent(place, http):
     key = place.key()
     for headers in (
         {"authorization": f"Bearer {key}"},
@@ -95,7 +95,7 @@ def _foreign() -> str:
     return SessionKeys(b"another service's signing secret!!").mint("w0")
 
 
-async def test_t109_no_wrong_or_forged_key_gets_through(place, http, admin):
+async def test_T109_no_wrong_or_forged_key_gets_through(place, http, admin):
     good = place.key()
     head, secret, mac = good.split(".")
     flipped = ("A" if mac[0] != "A" else "B") + mac[1:]
@@ -130,7 +130,7 @@ async def test_t109_no_wrong_or_forged_key_gets_through(place, http, admin):
     assert not place.workers["w0"].calls
 
 
-async def test_t109_admin_routes_take_the_admin_key_alone(place, http, admin):
+async def test_T109_admin_routes_take_the_admin_key_alone(place, http, admin):
     for path in ("/rl/start_session", "/rl/exclude_session", "/rl/export_trajectories", "/export_trajectories"):
         for headers, status in (({}, 401), ({"x-api-key": "nope"}, 401), (place.headers(), 403), (admin, 200)):
             async with http.post(place.url + path, data=b"{}", headers=headers) as response:
@@ -211,7 +211,7 @@ async def test_a_worker_that_refuses_is_passed_over_for_new_sessions(place, http
             assert (await response.json())["headers"]["host"] == place.workers["w1"].url.removeprefix("http://")
 
 
-async def test_t047_502_while_the_worker_is_down_then_200_where_it_lives_now(place, http):
+async def test_T047_502_while_the_worker_is_down_then_200_where_it_lives_now(place, http):
     key, worker = place.key(), place.workers["w0"]
     await worker.stop()
     async with http.post(place.url + CHAT, data=b"{}", headers=place.headers(key)) as response:
@@ -227,7 +227,7 @@ async def test_t047_502_while_the_worker_is_down_then_200_where_it_lives_now(pla
         assert response.status == 200  # at once, although the gateway's reading of the registry is still young
 
 
-async def test_t047_a_worker_that_the_registry_does_not_have_is_502(place, http):
+async def test_T047_a_worker_that_the_registry_does_not_have_is_502(place, http):
     async with http.post(place.url + CHAT, data=b"{}", headers=place.headers(place.key("w7"))) as response:
         assert response.status == 502
         assert "w7" in (await response.json())["error"]["message"]

@@ -79,7 +79,7 @@ def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
-async def test_t093_a_second_start_on_the_port_ends_with_a_sentence(processes, http):
+async def test_T093_a_second_start_on_the_port_ends_with_a_sentence(processes, http):
     first, url = await processes.ready("--port", "0")
     port = port_of(url)
     second = processes.start("--port", str(port), "--log-dir", str(processes.folder / "other"))
@@ -94,7 +94,7 @@ async def test_t093_a_second_start_on_the_port_ends_with_a_sentence(processes, h
     assert state.read_gateway(port).pid == first.pid  # the loser left the winner's file alone
 
 
-async def test_t094_an_ipv6_host_is_printed_and_served_as_one(processes, http):
+async def test_T094_an_ipv6_host_is_printed_and_served_as_one(processes, http):
     _, url = await processes.ready("--host", "::1", "--port", "0")
     assert url.startswith("http://[::1]:")
     async with http.get(url + "/health") as response:
@@ -104,7 +104,7 @@ async def test_t094_an_ipv6_host_is_printed_and_served_as_one(processes, http):
 
 
 @pytest.mark.parametrize("host", ["::1:9000", "127.0.0.1:9000", "no such host"])
-async def test_t094_a_host_that_is_none_is_one_sentence(processes, host):
+async def test_T094_a_host_that_is_none_is_one_sentence(processes, host):
     code, errors = await processes.end(processes.start("--host", host, "--port", "0"))
     assert code == 2
     assert host in errors
@@ -251,7 +251,7 @@ async def test_as_a_child_it_serves_its_run_from_the_start(processes, run, http,
     assert run.facts.admin_api_key not in text
 
 
-async def test_t109_the_default_admin_key_does_not_start_off_loopback(processes, run, tmp_path):
+async def test_T109_the_default_admin_key_does_not_start_off_loopback(processes, run, tmp_path):
     file = spec_of(tmp_path, run.facts, host="0.0.0.0", admin_api_key="areal-admin-key")
     code, errors = await processes.end(processes.start("--spec", str(file)))
     assert code == 2

@@ -11,7 +11,7 @@ import pytest
 CHAT = "/v1/chat/completions"
 
 
-async def test_t104_chunks_leave_when_they_arrive_and_bytes_are_untouched(place, http):
+async def test_T104_chunks_leave_when_they_arrive_and_bytes_are_untouched(place, http):
     pieces = [
         b": PROCESSING\n\n",
         b'data: {"a": 1}\n\ndata: {"b": "\xf0\x9f',
@@ -38,7 +38,7 @@ async def test_t104_chunks_leave_when_they_arrive_and_bytes_are_untouched(place,
         assert await response.content.read() == b""
 
 
-async def test_t100_compressed_bodies_keep_their_encoding_and_length(place, http):
+async def test_T100_compressed_bodies_keep_their_encoding_and_length(place, http):
     packed = gzip.compress(b'{"ok": true, "text": "' + b"a" * 500 + b'"}')
 
     async def answer(call):
@@ -223,7 +223,7 @@ async def test_a_hundred_streams_at_once_each_get_their_own_bytes(place, http):
     assert all(await asyncio.gather(*(one(number) for number in range(100))))
 
 
-async def test_t103_dead_proxy_variables_disturb_nothing(run, http, monkeypatch):
+async def test_T103_dead_proxy_variables_disturb_nothing(run, http, monkeypatch):
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")

@@ -103,7 +103,7 @@ def test_no_file_and_no_line(tmp_path: Path) -> None:
         script(tmp_path, "")
 
 
-def test_t050_a_toy_vocabulary_takes_the_longest_match() -> None:
+def test_T050_a_toy_vocabulary_takes_the_longest_match() -> None:
     vocabulary = Vocabulary({1: b"a", 2: b"b", 3: b"ab"}, [])
     assert vocabulary.encode("ab") == [3]
     assert vocabulary.encode("ba") == [2, 1]

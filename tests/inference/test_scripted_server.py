@@ -219,7 +219,7 @@ async def test_a_server_that_is_not_there_is_named(server: Server, monkeypatch: 
     await backend.close()
 
 
-async def test_t103_proxy_variables_disturb_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_T103_proxy_variables_disturb_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     backend = connect("scripted", server.url, TOKEN)

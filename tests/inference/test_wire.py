@@ -143,7 +143,7 @@ def test_an_event_that_is_no_chunk_is_refused(event: bytes) -> None:
 
 
 @pytest.mark.parametrize("logprobs", ["[]", "[-1, -2]", "[null, null, null]"])
-def test_t054_what_a_server_leaves_out_stays_unknown(logprobs: str) -> None:
+def test_T054_what_a_server_leaves_out_stays_unknown(logprobs: str) -> None:
     read = wire.decode_chunk(f'{{"token_ids": [1, 2, 3], "logprobs": {logprobs}, "finish_reason": "stop"}}')
     assert read.token_ids.tolist() == [1, 2, 3]
     assert np.isnan(read.logprobs).all()
@@ -152,7 +152,7 @@ def test_t054_what_a_server_leaves_out_stays_unknown(logprobs: str) -> None:
     assert read.kept_mass.tolist() == [1, 1, 1]
 
 
-def test_t009_a_logprob_that_is_no_number_stays_none_and_the_others_stand() -> None:
+def test_T009_a_logprob_that_is_no_number_stays_none_and_the_others_stand() -> None:
     n = 2
     sent = TokenChunk(np.array([1, 2], np.int32), np.array([-1, np.nan], np.float32), np.zeros(n, np.int32), np.ones(n))
     assert b"NaN" not in wire.encode_chunk(sent)

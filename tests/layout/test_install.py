@@ -46,19 +46,19 @@ def bare(*words: str) -> subprocess.CompletedProcess[str]:
         ("areal.models.fetch", "--help"),
     ],
 )
-def test_t107_every_command_helps_where_nothing_optional_is_installed(words: tuple[str, ...]) -> None:
+def test_T107_every_command_helps_where_nothing_optional_is_installed(words: tuple[str, ...]) -> None:
     done = bare(*words)
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
     assert done.stderr == ""
 
 
-def test_t107_the_version_is_printed() -> None:
+def test_T107_the_version_is_printed() -> None:
     assert bare("areal", "--version").stdout.strip() == areal.__version__
 
 
 @pytest.mark.parametrize("name", ["sglang", "vllm"])
-def test_t107_an_engine_that_is_not_there_is_one_line(name: str, tmp_path: Path) -> None:
+def test_T107_an_engine_that_is_not_there_is_one_line(name: str, tmp_path: Path) -> None:
     done = bare("areal.train", f"rollout.backend={name}:d1", "rollout.agent.mode=online", "actor.path=tiny-qwen3")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
@@ -66,7 +66,7 @@ def test_t107_an_engine_that_is_not_there_is_one_line(name: str, tmp_path: Path)
     assert "use rollout.backend=native:d1" in line
 
 
-def test_t107_the_gateway_runs(tmp_path: Path) -> None:
+def test_T107_the_gateway_runs(tmp_path: Path) -> None:
     words = ["areal.gateway.server", "--port", "0", "--log-dir", str(tmp_path)]
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
     with subprocess.Popen(

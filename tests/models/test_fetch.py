@@ -61,7 +61,7 @@ def test_an_incomplete_folder_is_named(tmp_path: Path, remove: str, says: str) -
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
-def test_t110_pickled_weights_are_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
+def test_T110_pickled_weights_are_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
     folder = model_folder(tmp_path / "m")
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(pickle.dumps({}))
@@ -70,7 +70,7 @@ def test_t110_pickled_weights_are_refused_with_the_remedy(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["../../secret.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", 7, ""])
-def test_t111_an_index_may_only_name_files_of_its_folder(tmp_path: Path, name: object) -> None:
+def test_T111_an_index_may_only_name_files_of_its_folder(tmp_path: Path, name: object) -> None:
     folder = model_folder(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / "part.safetensors")
     index = folder / "model.safetensors.index.json"
@@ -140,7 +140,7 @@ def test_a_bundled_model_is_built_once(tmp_path: Path, counted: list[str]) -> No
     assert "counting" in said[0]
 
 
-def test_t081_a_damaged_entry_is_built_anew_with_a_sentence(tmp_path: Path, counted: list[str]) -> None:
+def test_T081_a_damaged_entry_is_built_anew_with_a_sentence(tmp_path: Path, counted: list[str]) -> None:
     folder = resolve("counted", tmp_path)
     weights = folder / "model.safetensors"
 
@@ -169,7 +169,7 @@ def test_t081_a_damaged_entry_is_built_anew_with_a_sentence(tmp_path: Path, coun
         assert difference(folder) is None
 
 
-def test_t081_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T081_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(folder: Path, progress: Callable[[str], None]) -> None:
         (folder / "config.json").write_text("{}")
         raise OSError(28, "No space left on device", str(folder))

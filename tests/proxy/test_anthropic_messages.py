@@ -46,7 +46,7 @@ def refusal(**more: Any) -> BadRequest:
     return caught.value
 
 
-def test_t021_system_blocks_are_one_system_turn_and_cache_control_means_nothing() -> None:
+def test_T021_system_blocks_are_one_system_turn_and_cache_control_means_nothing() -> None:
     assert parse(T021["messages"], system=T021["system"]).messages == (
         Message("system", "Be terse.\nUse SI units."),
         Message("user", "hi"),
@@ -72,7 +72,7 @@ def test_the_joiner_is_that_of_the_other_dialects() -> None:
     ],
 )
 @pytest.mark.parametrize("extra", [{}, {"is_error": True}, CACHED])
-def test_t022_a_tool_result_is_text_however_it_is_spelled(content: Any, text: str, extra: dict[str, Any]) -> None:
+def test_T022_a_tool_result_is_text_however_it_is_spelled(content: Any, text: str, extra: dict[str, Any]) -> None:
     result = {"type": "tool_result", "tool_use_id": "tu1", **extra}
     if content is not None:
         result["content"] = content
@@ -84,7 +84,7 @@ def test_t022_a_tool_result_is_text_however_it_is_spelled(content: Any, text: st
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_t023_results_stay_next_to_their_calls_and_text_is_a_user_turn(order: tuple[int, ...]) -> None:
+def test_T023_results_stay_next_to_their_calls_and_text_is_a_user_turn(order: tuple[int, ...]) -> None:
     blocks = [
         {"type": "tool_result", "tool_use_id": "tu1", "content": "1"},
         {"type": "tool_result", "tool_use_id": "tu2", "content": "2"},
@@ -97,7 +97,7 @@ def test_t023_results_stay_next_to_their_calls_and_text_is_a_user_turn(order: tu
     )
 
 
-def test_t027_fields_that_agents_add_are_ignored_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_T027_fields_that_agents_add_are_ignored_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     dialect = AnthropicMessages()
     more = {
         "context_management": {"edits": []}, "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"},
@@ -112,7 +112,7 @@ def test_t027_fields_that_agents_add_are_ignored_and_said_once(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("signature", ["s1", "", None])
-def test_t029_thinking_goes_to_the_reasoning_slot_whoever_signed_it(signature: str | None) -> None:
+def test_T029_thinking_goes_to_the_reasoning_slot_whoever_signed_it(signature: str | None) -> None:
     blocks = [
         {"type": "thinking", "thinking": "add them", "signature": signature},
         {"type": "redacted_thinking", "data": "…"},
@@ -123,7 +123,7 @@ def test_t029_thinking_goes_to_the_reasoning_slot_whoever_signed_it(signature: s
     )
 
 
-def test_t033_a_result_without_its_call_is_passed_on_as_in_every_dialect() -> None:
+def test_T033_a_result_without_its_call_is_passed_on_as_in_every_dialect() -> None:
     gone = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "gone", "content": "x"}]}
     assert messages(gone) == (Message("tool", "x", tool_call_id="gone"),)
 
@@ -241,7 +241,7 @@ def test_every_field_of_the_sdk_is_known() -> None:
         ("tool_calls", None, "tool_use", None),
     ],
 )
-def test_t025_stop_reasons_whole_and_streamed(finish: Any, stop_text: Any, reason: str, sequence: Any) -> None:
+def test_T025_stop_reasons_whole_and_streamed(finish: Any, stop_text: Any, reason: str, sequence: Any) -> None:
     choice = Choice(0, "msg_1", Message("assistant", "He"), finish, 2, stop_text=stop_text)
     answer = Answer("msg_1", "m", 1, 3, (choice,))
     body = AnthropicMessages().format(answer, parse())
@@ -291,7 +291,7 @@ def well_ordered(bodies: list[dict[str, Any]]) -> list[str]:
     return blocks
 
 
-def test_t030_text_then_call_in_the_protocols_order() -> None:
+def test_T030_text_then_call_in_the_protocols_order() -> None:
     bodies = events(
         Started(ANSWER), Piece(0), Piece(0, reasoning="h"), Piece(0, reasoning="m"), Piece(0, "H"), Piece(0, "e"),
         Piece(0, tools=(CallDelta(0, "tu1", "sh"),)), Piece(0, tools=(CallDelta(0, arguments='{"c":"ls"}'),)),
@@ -310,18 +310,18 @@ def test_the_end_of_a_call_and_the_text_behind_it_may_come_in_one_piece() -> Non
 
 
 @pytest.mark.parametrize("pieces", [[], [Piece(0)], [Piece(0, "He")], [Piece(0, tools=(CallDelta(0, "a", "f"),))]])
-def test_t030_the_shortest_answers_are_well_formed(pieces: list[Event]) -> None:
+def test_T030_the_shortest_answers_are_well_formed(pieces: list[Event]) -> None:
     well_ordered(events(Started(ANSWER), *pieces, ChoiceEnded(CHOICE), Done(ANSWER)))
 
 
-def test_t031_no_argument_byte_is_lost_when_it_comes_with_the_name() -> None:
+def test_T031_no_argument_byte_is_lost_when_it_comes_with_the_name() -> None:
     first = Piece(0, tools=(CallDelta(0, "x", "sh", '{"'),))
     bodies = events(Started(ANSWER), first, Piece(0, tools=(CallDelta(0, arguments='c":"ls"}'),)), ChoiceEnded(CHOICE))
     assert bodies[1]["content_block"] == {"type": "tool_use", "id": "x", "name": "sh", "input": {}}
     assert "".join(body["delta"]["partial_json"] for body in bodies[2:-1]) == '{"c":"ls"}'
 
 
-def test_t032_usage_is_true_at_the_start_and_at_the_end() -> None:
+def test_T032_usage_is_true_at_the_start_and_at_the_end() -> None:
     bodies = events(Started(ANSWER), Piece(0, "He"), ChoiceEnded(CHOICE), Done(ANSWER))
     assert bodies[0]["message"]["usage"]["input_tokens"] == 12
     assert bodies[-2]["usage"]["input_tokens"] == 12
@@ -341,7 +341,7 @@ def test_an_empty_answer_is_well_formed() -> None:
     assert SdkMessage.model_validate(body).content == []
 
 
-def test_t019_a_failure_in_mid_stream_is_the_protocols_error_event() -> None:
+def test_T019_a_failure_in_mid_stream_is_the_protocols_error_event() -> None:
     bodies = events(Started(ANSWER), Piece(0, "He"), Failed(BackendError("it broke; try again")))
     assert bodies[-1] == {"type": "error", "error": {"type": "api_error", "message": "it broke; try again"}}
     assert all(body["type"] not in ("message_delta", "message_stop") for body in bodies)

@@ -62,7 +62,7 @@ def chain(rewards: list[float | None]) -> list[Interaction]:
         ([-0.2, None, 1.0], 0.0, [-0.2, 0.0, 1.0]),
     ],
 )
-def test_t044_t045_discount_runs_over_the_chain_and_twice_gives_the_same(
+def test_T044_T045_discount_runs_over_the_chain_and_twice_gives_the_same(
     rewards: list[float | None], discount: float, expected: list[float]
 ) -> None:
     interactions = chain(rewards)
@@ -104,7 +104,7 @@ def test_a_superseded_answer_that_was_continued_after_all_is_a_step() -> None:
     assert export.discounted_rewards(interactions, 1.0)["i0"] == pytest.approx(1.0)
 
 
-def test_t057_two_agents_in_one_session_make_two_rows() -> None:
+def test_T057_two_agents_in_one_session_make_two_rows() -> None:
     interactions = [turn(0, [1, 2], [3]), turn(1, [9], [8]), turn(2, [1, 2, 3, 4], [5]), turn(3, [9, 8, 7], [6])]
     table = export.rows(SESSION, interactions, "concat", 1.0)
     assert [row.token_ids.tolist() for row in table] == [[1, 2, 3, 4, 5], [9, 8, 7, 6]]
@@ -114,19 +114,19 @@ def test_t057_two_agents_in_one_session_make_two_rows() -> None:
     assert len(export.rows(SESSION, interactions, "individual", 1.0)) == 4
 
 
-def test_t056_the_end_token_is_trained() -> None:
+def test_T056_the_end_token_is_trained() -> None:
     (row,) = export.rows(SESSION, [turn(0, [5], [11, 12, 2])], "individual", 1.0)
     assert row.trained.tolist() == [False, True, True, True]
 
 
-def test_t058_rows_without_a_token_to_train_are_left_out_and_counted() -> None:
+def test_T058_rows_without_a_token_to_train_are_left_out_and_counted() -> None:
     interactions = [turn(0, [1], []), turn(1, [1], [3], tags=("greedy",), temperature=0.0)]
     assert export.rows(SESSION, interactions, "individual", 1.0) == []
     assert export.rows(SESSION, interactions, "concat", 1.0) == []
     assert export.account(interactions) == export.Account(recorded=1, trained=0, masked={"greedy": 1}, empty=2)
 
 
-def test_t054_missing_logprobs_stay_masked_and_never_nan_in_a_row() -> None:
+def test_T054_missing_logprobs_stay_masked_and_never_nan_in_a_row() -> None:
     broken = turn(0, [1], [2, 3], tags=("untrainable",))
     broken.completion.logprobs[1] = np.nan
     interactions = [broken, turn(1, [1, 2, 3, 4], [5], credit=0)]

@@ -41,7 +41,7 @@ def refusal(**more: Any) -> BadRequest:
     return caught.value
 
 
-def test_t001_text_parts_are_another_spelling_of_a_string() -> None:
+def test_T001_text_parts_are_another_spelling_of_a_string() -> None:
     parts = [
         {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "content": [{"type": "text", "text": "2+2?"}, {"type": "text", "text": "Now."}]},
@@ -50,7 +50,7 @@ def test_t001_text_parts_are_another_spelling_of_a_string() -> None:
 
 
 @pytest.mark.parametrize("content", [{"content": None}, {}, {"content": []}, {"content": ""}])
-def test_t002_an_assistant_turn_without_content_keeps_its_calls(content: dict[str, Any]) -> None:
+def test_T002_an_assistant_turn_without_content_keeps_its_calls(content: dict[str, Any]) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "get_n", "arguments": "{}"}}
     messages = [*HI, {"role": "assistant", "tool_calls": [call], **content}]
     messages.append({"role": "tool", "tool_call_id": "c1", "content": "42"})
@@ -60,26 +60,26 @@ def test_t002_an_assistant_turn_without_content_keeps_its_calls(content: dict[st
     )
 
 
-def test_t003_echoed_empty_keys_mean_nothing() -> None:
+def test_T003_echoed_empty_keys_mean_nothing() -> None:
     echoed = {"tool_calls": [], "function_call": None, "refusal": None, "audio": None, "annotations": []}
     with_keys = parse([*HI, {"role": "assistant", "content": "hello", **echoed}, *HI])
     assert with_keys == parse([*HI, {"role": "assistant", "content": "hello"}, *HI])
 
 
-def test_t004_argument_text_is_kept_as_sent() -> None:
+def test_T004_argument_text_is_kept_as_sent() -> None:
     text = '{ "a": 3,  "b": 18}'
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
     assert parse([*HI, {"role": "assistant", "tool_calls": [call]}]).messages[1].tool_calls[0].arguments == text
 
 
-def test_t006_an_empty_tool_list_is_no_tool_list() -> None:
+def test_T006_an_empty_tool_list_is_no_tool_list() -> None:
     assert parse(tools=[], tool_choice="auto") == parse()
     tool = {"type": "function", "function": {"name": "f"}}
     assert parse(tools=[tool]).tools[0].name == "f"
     assert parse(tools=[tool], tool_choice="none").tools == ()
 
 
-def test_t007_null_means_absent_everywhere() -> None:
+def test_T007_null_means_absent_everywhere() -> None:
     fields = sorted(openai_chat.KNOWN - {"messages"})
     assert parse(**dict.fromkeys(fields)) == parse()
 
@@ -160,7 +160,7 @@ def test_sampling_and_retry_header() -> None:
         ("stream_options", "all", "an object"),
     ],
 )
-def test_t012_what_cannot_be_kept_is_refused_with_the_field_and_a_sentence(field: str, value: Any, says: str) -> None:
+def test_T012_what_cannot_be_kept_is_refused_with_the_field_and_a_sentence(field: str, value: Any, says: str) -> None:
     error = refusal(**{field: value})
     assert error.status == 400
     assert (error.param or "").startswith(field.removeprefix("extra_body.")) or field == "extra_body"
@@ -185,7 +185,7 @@ def test_t012_what_cannot_be_kept_is_refused_with_the_field_and_a_sentence(field
         ([{"role": "assistant", "audio": {"id": "a"}}], "messages[0].audio"),
     ],
 )
-def test_t012_wrong_messages_name_their_path(messages: Any, param: str) -> None:
+def test_T012_wrong_messages_name_their_path(messages: Any, param: str) -> None:
     assert refusal(messages=messages).param == param
 
 
@@ -218,7 +218,7 @@ CHOICE = Choice(0, "chatcmpl-1", Message("assistant", "He"), "stop", 2, TOKENS)
 ANSWER = Answer("chatcmpl-1", "default", 5, 7, (CHOICE,))
 
 
-def test_t008_t009_logprobs_are_valid_json_with_a_floor() -> None:
+def test_T008_T009_logprobs_are_valid_json_with_a_floor() -> None:
     body = OpenAIChat().format(ANSWER, parse(logprobs=True, top_logprobs=2))
     ChatCompletion.model_validate(body)
     content = json.loads(json.dumps(body, allow_nan=False))["choices"][0]["logprobs"]["content"]
@@ -248,7 +248,7 @@ def chunks(call: ModelCall, *events: Event) -> list[dict[str, Any]]:
 EVENTS: tuple[Event, ...] = (Started(ANSWER), Piece(0, "He"), Piece(0), ChoiceEnded(CHOICE), Done(ANSWER))
 
 
-def test_t015_usage_comes_only_when_asked_for_and_every_chunk_has_id_and_choices() -> None:
+def test_T015_usage_comes_only_when_asked_for_and_every_chunk_has_id_and_choices() -> None:
     plain = chunks(parse(stream=True), *EVENTS)
     asked = chunks(parse(stream=True, stream_options={"include_usage": True}), *EVENTS)
     for body in (*plain, *asked):
@@ -262,7 +262,7 @@ def test_t015_usage_comes_only_when_asked_for_and_every_chunk_has_id_and_choices
     assert plain[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-def test_t016_parallel_calls_are_folded_by_index() -> None:
+def test_T016_parallel_calls_are_folded_by_index() -> None:
     tools = (
         Piece(0, tools=(CallDelta(0, "c1", "add"),)),
         Piece(0, tools=(CallDelta(0, arguments='{"a"'), CallDelta(1, "c2", "now", "{"))),
@@ -279,7 +279,7 @@ def test_t016_parallel_calls_are_folded_by_index() -> None:
     assert names == {0: ["add"], 1: ["now"]}
 
 
-def test_t019_a_failure_in_mid_stream_is_an_error_event() -> None:
+def test_T019_a_failure_in_mid_stream_is_an_error_event() -> None:
     bodies = chunks(parse(stream=True), Started(ANSWER), Piece(0, "He"), Failed(BackendError("it broke; try again")))
     assert bodies[-1]["error"]["code"] == "backend_error"
     assert all("finish_reason" not in body or body["finish_reason"] is None for body in bodies)

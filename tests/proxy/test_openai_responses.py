@@ -47,7 +47,7 @@ def refusal(**more: Any) -> BadRequest:
     return caught.value
 
 
-def test_t036_an_input_of_typed_parts_is_the_same_conversation_as_in_chat() -> None:
+def test_T036_an_input_of_typed_parts_is_the_same_conversation_as_in_chat() -> None:
     items = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
         {
@@ -209,7 +209,7 @@ def events(*sent: Event, call: ModelCall | None = None) -> list[dict[str, Any]]:
     return found
 
 
-def test_t037_text_comes_in_the_protocols_order() -> None:
+def test_T037_text_comes_in_the_protocols_order() -> None:
     bodies = events(Started(ANSWER), Piece(0, "He"), Piece(0, "y"), Piece(0), ChoiceEnded(CHOICE), Done(ANSWER))
     assert [body["type"].removeprefix("response.") for body in bodies] == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
@@ -223,7 +223,7 @@ def test_t037_text_comes_in_the_protocols_order() -> None:
     Response.model_validate(done)
 
 
-def test_t037_calls_and_reasoning_have_events_of_their_own() -> None:
+def test_T037_calls_and_reasoning_have_events_of_their_own() -> None:
     choice = Choice(0, "resp_1", Message("assistant", "Hey", reasoning="hm", tool_calls=CALLS), "tool_calls", 9)
     answer = Answer("resp_1", "m", 5, 7, (choice,))
     bodies = events(
@@ -310,7 +310,7 @@ def test_logprobs_are_shown_where_they_are_included() -> None:
     assert not parse().sampling.want_logprobs
 
 
-def test_t019_a_failure_in_mid_stream_is_response_failed() -> None:
+def test_T019_a_failure_in_mid_stream_is_response_failed() -> None:
     bodies = events(Started(ANSWER), Piece(0, "He"), Failed(BackendError("it broke; try again")))
     assert bodies[-1]["type"] == "response.failed"
     assert bodies[-1]["response"]["status"] == "failed"
@@ -318,6 +318,6 @@ def test_t019_a_failure_in_mid_stream_is_response_failed() -> None:
     Response.model_validate(bodies[-1]["response"])
 
 
-def test_t019_a_failure_before_anything_was_said_is_an_error_event() -> None:
+def test_T019_a_failure_before_anything_was_said_is_an_error_event() -> None:
     (body,) = events(Failed(BackendError("it broke; try again")))
     assert (body["type"], body["message"]) == ("error", "it broke; try again")

@@ -21,7 +21,7 @@ def turn(role: str, text: str) -> str:
 OPENING = "<|im_start|>assistant\n"
 
 
-async def test_t034_a_chain_keeps_every_input_and_every_token(make_service: Any) -> None:
+async def test_T034_a_chain_keeps_every_input_and_every_token(make_service: Any) -> None:
     service = await make_service([KIWI, {"pieces": ["seven", "<|im_end|>"]}, {"pieces": ["bye", "<|im_end|>"]}])
     key = await service.start()
     first = await ask(service, key, [{"role": "user", "content": "weather?"}], store=True)
@@ -36,7 +36,7 @@ async def test_t034_a_chain_keeps_every_input_and_every_token(make_service: Any)
     assert three.prompt_ids.tolist()[: len(sampled)] == sampled
 
 
-async def test_t034_a_call_and_its_output_stay_in_the_chain(make_service: Any) -> None:
+async def test_T034_a_call_and_its_output_stay_in_the_chain(make_service: Any) -> None:
     service = await make_service([KIWI])
     key = await service.start()
     call = {"type": "function_call", "call_id": "call1", "name": "w", "arguments": '{"c": "Oslo"}'}
@@ -49,7 +49,7 @@ async def test_t034_a_call_and_its_output_stay_in_the_chain(make_service: Any) -
     assert last.index("Oslo") < last.index('{"t":7}') < last.index("kiwi") < last.index("thanks")
 
 
-async def test_t035_the_answer_stands_once_where_it_was_and_usage_is_true(make_service: Any) -> None:
+async def test_T035_the_answer_stands_once_where_it_was_and_usage_is_true(make_service: Any) -> None:
     service = await make_service([KIWI])
     key = await service.start()
     first = await ask(service, key, "pick a word", instructions="You are terse.")
@@ -73,7 +73,7 @@ async def test_instructions_that_come_again_continue_the_very_tokens(make_servic
     assert (await service.prompts(key))[1].count("You are terse.") == 1
 
 
-async def test_t038_an_unknown_and_a_foreign_id_are_the_same_404(make_service: Any) -> None:
+async def test_T038_an_unknown_and_a_foreign_id_are_the_same_404(make_service: Any) -> None:
     service = await make_service([KIWI])
     mine, other = await service.start("a"), await service.start("b")
     foreign = (await ask(service, other, "hi"))["id"]
@@ -89,7 +89,7 @@ async def test_t038_an_unknown_and_a_foreign_id_are_the_same_404(make_service: A
     assert service.calls()["calls"][1:] == []
 
 
-async def test_t039_a_developer_item_keeps_its_place_in_the_chain(make_service: Any) -> None:
+async def test_T039_a_developer_item_keeps_its_place_in_the_chain(make_service: Any) -> None:
     service = await make_service([KIWI])
     key = await service.start()
     first = await ask(service, key, "pick a word")

@@ -68,7 +68,7 @@ async def test_bodies_are_bounded_also_after_decompression(make_service: Any) ->
     assert status == 200
 
 
-async def test_t108_an_error_that_quotes_the_request_hides_keys(make_service: Any) -> None:
+async def test_T108_an_error_that_quotes_the_request_hides_keys(make_service: Any) -> None:
     service = await make_service()
     key = await service.start()
     _, body, _ = await service.post("/v1/chat/completions", {**HI, "model": {"api_key": "sk-live-abcdef123456"}}, key)

@@ -20,7 +20,7 @@ def user(*texts: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)]
 
 
-async def test_t040_a_marked_retry_supersedes_and_the_next_turn_continues_the_new_answer(make_service: Any) -> None:
+async def test_T040_a_marked_retry_supersedes_and_the_next_turn_continues_the_new_answer(make_service: Any) -> None:
     service = await make_service([{"pieces": [word, "<|im_end|>"]} for word in ("a1", "a2", "b1")])
     key = await service.start()
     await service.chat(key, "A")
@@ -36,7 +36,7 @@ async def test_t040_a_marked_retry_supersedes_and_the_next_turn_continues_the_ne
     assert exported["tokens"]["masked"] == {"superseded": 2}
 
 
-async def test_t040_the_same_call_after_a_delivered_answer_is_a_sibling(make_service: Any) -> None:
+async def test_T040_the_same_call_after_a_delivered_answer_is_a_sibling(make_service: Any) -> None:
     service = await make_service([SHORT])
     key = await service.start()
     await service.chat(key, "A")
@@ -47,7 +47,7 @@ async def test_t040_the_same_call_after_a_delivered_answer_is_a_sibling(make_ser
     assert done[2].credit_parent == second["id"]  # of two equal answers the newer one
 
 
-async def test_t040_an_answer_that_could_not_be_delivered_is_superseded_by_the_next_same_call(
+async def test_T040_an_answer_that_could_not_be_delivered_is_superseded_by_the_next_same_call(
     make_service: Any, eventually: Any
 ) -> None:
     service = await make_service([SHORT, SHORT])
@@ -78,7 +78,7 @@ async def test_t040_an_answer_that_could_not_be_delivered_is_superseded_by_the_n
     assert [one.tags for one in await service.recorded(key)] == [("superseded",), ()]
 
 
-async def test_t050_edited_history_is_a_new_branch_with_a_reason(make_service: Any) -> None:
+async def test_T050_edited_history_is_a_new_branch_with_a_reason(make_service: Any) -> None:
     vocabulary = {"settings": {"vocabulary": {"a": 301, "b": 302, "ab": 303}}}
     service = await make_service([vocabulary, {"pieces": ["a", "b", "<|im_end|>"], "logprobs": [-0.1, -0.2, -0.3]}])
     key = await service.start()
@@ -98,7 +98,7 @@ async def test_t050_edited_history_is_a_new_branch_with_a_reason(make_service: A
         assert len(row["token_ids"]) == len(row["logprobs"]) == len(row["loss_mask"]) == len(row["versions"])
 
 
-async def test_t053_t056_every_end_token_ends_and_stays(make_service: Any) -> None:
+async def test_T053_T056_every_end_token_ends_and_stays(make_service: Any) -> None:
     settings = {"settings": {"end_tokens": ["<|im_end|>", "</s>"]}}
     lines = [{"pieces": ["A", "</s>"]}, {"pieces": ["B", "<|im_end|>"]}, {"pieces": ["C"], "finish": "length"}]
     service = await make_service([settings, *lines])
@@ -110,7 +110,7 @@ async def test_t053_t056_every_end_token_ends_and_stays(make_service: Any) -> No
     assert [one["loss_mask"] for one in body["interactions"]] == [[1, 1], [1, 1], [1]]
 
 
-async def test_t058_an_empty_answer_is_well_formed_and_counted(make_service: Any) -> None:
+async def test_T058_an_empty_answer_is_well_formed_and_counted(make_service: Any) -> None:
     service = await make_service([{"pieces": []}])
     key = await service.start()
     answer = await service.chat(key, "hi")
@@ -119,7 +119,7 @@ async def test_t058_an_empty_answer_is_well_formed_and_counted(make_service: Any
     assert (body["trajectories"], body["tokens"]["empty_interactions"]) == ([], 1)
 
 
-async def test_t007_limits_come_from_the_client_then_the_policy_then_the_context(make_service: Any) -> None:
+async def test_T007_limits_come_from_the_client_then_the_policy_then_the_context(make_service: Any) -> None:
     service = await make_service([{"pieces": ["x"] * 40}], defaults={"temperature": 0.7, "max_new_tokens": 20})
     key = await service.start()
     for asked, expected in ((None, 20), (5, 5), (10**9, 40)):
@@ -164,7 +164,7 @@ async def test_names_other_than_the_sessions_are_side_requests_and_reward_models
         assert "_model" in body["error"]["message"]
 
 
-async def test_t005_a_template_that_refuses_is_400_and_the_session_lives_on(make_service: Any) -> None:
+async def test_T005_a_template_that_refuses_is_400_and_the_session_lives_on(make_service: Any) -> None:
     service = await make_service([SHORT])
     key = await service.start()
     many = [{"role": "system", "content": "A"}, {"role": "system", "content": "B"}, *user("x"), *user("y")]
@@ -200,7 +200,7 @@ def chunk(ids: list[int], logprobs: list[float], finish: Any = "stop", **more: A
 
 
 @pytest.mark.parametrize("logprobs", [[], [-0.1, -0.2], [-0.1, float("nan"), -0.2], [-0.1, float("-inf"), -0.3]])
-async def test_t054_missing_or_broken_logprobs_make_the_interaction_untrainable_and_the_client_is_answered(
+async def test_T054_missing_or_broken_logprobs_make_the_interaction_untrainable_and_the_client_is_answered(
     make_service: Any, caplog: pytest.LogCaptureFixture, logprobs: list[float]
 ) -> None:
     service = await make_service(parts={"backend": FixedBackend(chunk([72, 105, 33], logprobs))})
@@ -216,7 +216,7 @@ async def test_t054_missing_or_broken_logprobs_make_the_interaction_untrainable_
     assert (body["trajectories"], body["tokens"]["masked"]) == ([], {"untrainable": 3})
 
 
-async def test_t009_excluded_candidates_have_the_floor(make_service: Any) -> None:
+async def test_T009_excluded_candidates_have_the_floor(make_service: Any) -> None:
     line = {"pieces": ["a"], "logprobs": [0.0], "top": [[["a", 0.0], ["b", None]]]}
     service = await make_service([line])
     key = await service.start()
@@ -262,7 +262,7 @@ async def test_a_backend_that_stops_a_request_by_itself_is_a_failure_and_not_an_
     assert [one.tags for one in await service.recorded(key)] == [("aborted",)]
 
 
-async def test_t012_bad_requests_are_json_400_and_record_nothing(make_service: Any) -> None:
+async def test_T012_bad_requests_are_json_400_and_record_nothing(make_service: Any) -> None:
     service = await make_service([SHORT])
     key = await service.start()
     bodies = [

@@ -15,7 +15,7 @@ LONG = {"when": "long", "pieces": ["x"] * 40, "delay_ms": 20}
 SHORT = {"pieces": ["ok", "<|im_end|>"]}
 
 
-async def test_t041_calls_land_in_the_session_of_their_key(make_service: Any) -> None:
+async def test_T041_calls_land_in_the_session_of_their_key(make_service: Any) -> None:
     service = await make_service([{"when": "one", "pieces": ["1"]}, {"when": "two", "pieces": ["2"]}])
     keys = {"one": await service.start("t1"), "two": await service.start("t2")}
     await asyncio.gather(*(service.chat(keys[name], f"{name} {k}") for k in range(50) for name in keys))
@@ -31,7 +31,7 @@ async def test_t041_calls_land_in_the_session_of_their_key(make_service: Any) ->
         assert sorted(one["index"] for one in body["interactions"]) == list(range(50))
 
 
-async def test_t042_a_session_without_interactions_cannot_be_rewarded_and_frees_its_slot(make_service: Any) -> None:
+async def test_T042_a_session_without_interactions_cannot_be_rewarded_and_frees_its_slot(make_service: Any) -> None:
     service = await make_service(limits=Limits(max_concurrent=1, max_lag=4, batch_groups=1))
     key = await service.start()
     status, body, _ = await service.reward(key, 1.0)
@@ -46,7 +46,7 @@ async def test_t042_a_session_without_interactions_cannot_be_rewarded_and_frees_
 REFUSED = ["NaN", "Infinity", "-Infinity", "1e999", "1e308", "-1000001", '"1.0"', "null", "true", "[1]", "{}"]
 
 
-async def test_t043_what_is_no_finite_number_is_no_reward_and_the_earlier_one_stays(make_service: Any) -> None:
+async def test_T043_what_is_no_finite_number_is_no_reward_and_the_earlier_one_stays(make_service: Any) -> None:
     service = await make_service()
     key = await service.start()
     await service.chat(key, "hi")
@@ -59,7 +59,7 @@ async def test_t043_what_is_no_finite_number_is_no_reward_and_the_earlier_one_st
     assert [one.reward for one in await service.recorded(key)] == [0.5]
 
 
-async def test_t044_t045_rewards_by_id_and_the_null_id_means_the_last_finished_one(make_service: Any) -> None:
+async def test_T044_T045_rewards_by_id_and_the_null_id_means_the_last_finished_one(make_service: Any) -> None:
     service = await make_service([{"pieces": [str(k), "<|im_end|>"]} for k in range(3)], agent={"turn_discount": 0.5})
     key = await service.start()
     first = await service.chat(key, "a")
@@ -158,7 +158,7 @@ class Clock:
         return self.now
 
 
-async def test_t046_a_session_expires_when_it_is_idle_and_not_while_it_works(
+async def test_T046_a_session_expires_when_it_is_idle_and_not_while_it_works(
     make_service: Any, eventually: Any
 ) -> None:
     clock = Clock()
@@ -184,7 +184,7 @@ async def test_t046_a_session_expires_when_it_is_idle_and_not_while_it_works(
     assert len(await service.recorded(key)) == 4
 
 
-async def test_t046_expiry_runs_by_itself(make_service: Any, eventually: Any) -> None:
+async def test_T046_expiry_runs_by_itself(make_service: Any, eventually: Any) -> None:
     service = await make_service(agent={"session_timeout_seconds": 0.3})
     await service.start()
 
@@ -208,7 +208,7 @@ async def test_refresh_ends_the_old_session_once_and_keeps_the_key(make_service:
     assert (status, body["session_id"]) == (200, "t-2")  # the key of an ended session starts again
 
 
-async def test_t048_of_two_refreshes_one_wins_and_a_call_lands_whole_in_one_session(
+async def test_T048_of_two_refreshes_one_wins_and_a_call_lands_whole_in_one_session(
     make_service: Any, eventually: Any
 ) -> None:
     service = await make_service([LONG, SHORT])
@@ -264,7 +264,7 @@ async def test_a_refresh_waits_for_a_slot(make_service: Any) -> None:
     assert (await service.store.sessions.get("t-1")).interaction_count == 1
 
 
-async def test_t049_capacity_is_429_with_retry_after_and_slots_come_back(make_service: Any) -> None:
+async def test_T049_capacity_is_429_with_retry_after_and_slots_come_back(make_service: Any) -> None:
     service = await make_service(limits=Limits(max_concurrent=4, max_lag=1000, batch_groups=4))
     for turn in range(5):
         keys = [await service.start(f"t{turn}-{k}") for k in range(4)]
@@ -288,7 +288,7 @@ async def test_the_same_request_id_gives_the_same_session_and_key(make_service: 
     assert await service.start("t") != answers[0]["api_key"]
 
 
-async def test_t047_another_process_takes_a_session_over_with_its_history(make_service: Any) -> None:
+async def test_T047_another_process_takes_a_session_over_with_its_history(make_service: Any) -> None:
     first = await make_service([SHORT])
     key = await first.start()
     one = await first.chat(key, "hi")
@@ -302,7 +302,7 @@ async def test_t047_another_process_takes_a_session_over_with_its_history(make_s
     assert (await second.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, key))[0] == 401
 
 
-async def test_t109_keys_open_only_what_is_theirs(make_service: Any) -> None:
+async def test_T109_keys_open_only_what_is_theirs(make_service: Any) -> None:
     service = await make_service()
     key = await service.start()
     foreign = SessionKeys(b"x" * 32).mint("w0")
@@ -342,7 +342,7 @@ async def test_a_session_key_may_not_reward_itself_where_the_admin_rewards(make_
     assert [one.reward for one in await service.recorded(key)] == [1.0]
 
 
-async def test_t111_task_ids_are_data(make_service: Any, tmp_path: Any) -> None:
+async def test_T111_task_ids_are_data(make_service: Any, tmp_path: Any) -> None:
     service = await make_service()
     before = sorted(tmp_path.parent.rglob("*"))
     for task_id in ("../../x", "a/b", "...", "🤖", "x" * 512, "'; drop table sessions; --"):
@@ -374,7 +374,7 @@ NO_START_BODIES: list[Any] = [
 ]
 
 
-async def test_t111_start_session_refuses_what_it_cannot_keep(make_service: Any) -> None:
+async def test_T111_start_session_refuses_what_it_cannot_keep(make_service: Any) -> None:
     service = await make_service()
     for body in NO_START_BODIES:
         status, answer, _ = await service.post("/rl/start_session", body)
@@ -383,7 +383,7 @@ async def test_t111_start_session_refuses_what_it_cannot_keep(make_service: Any)
     assert (await service.store.training.counts()).running_sessions == 0
 
 
-async def test_t108_secrets_are_in_no_log_and_no_answer(
+async def test_T108_secrets_are_in_no_log_and_no_answer(
     make_service: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -76,7 +76,7 @@ async def test_the_stream_is_role_first_finish_and_done_last_under_one_id(make_s
     ("pieces", "visible", "kept"),
     [(["one ", "tw", "o thr", "ee four", "x"], "one ", 4), (["one ", "tw", "ist"], "one twist", 3)],
 )
-async def test_t014_stop_texts_across_tokens_are_cut_from_the_text_and_not_from_the_ids(
+async def test_T014_stop_texts_across_tokens_are_cut_from_the_text_and_not_from_the_ids(
     make_service: Any, eventually: Any, pieces: list[str], visible: str, kept: int
 ) -> None:
     service = await make_service([{"pieces": pieces}])
@@ -92,7 +92,7 @@ async def test_t014_stop_texts_across_tokens_are_cut_from_the_text_and_not_from_
     await eventually(lambda: service.calls()["running"] == 0)
 
 
-async def test_t013_no_chunk_holds_half_a_character(make_service: Any) -> None:
+async def test_T013_no_chunk_holds_half_a_character(make_service: Any) -> None:
     raw = "👩‍💻".encode()
     service = await make_service([{"pieces": [{"hex": f"{byte:02x}"} for byte in raw]}])
     key = await service.start()
@@ -101,7 +101,7 @@ async def test_t013_no_chunk_holds_half_a_character(make_service: Any) -> None:
     assert len(one.completion.token_ids) == len(raw)
 
 
-async def test_t019_a_failure_before_the_first_token_keeps_its_status(make_service: Any) -> None:
+async def test_T019_a_failure_before_the_first_token_keeps_its_status(make_service: Any) -> None:
     service = await make_service([{"pieces": ["a"], "fail": {"at": 0, "status": 503, "message": "cold"}}])
     key = await service.start()
     for stream in (True, False):
@@ -113,7 +113,7 @@ async def test_t019_a_failure_before_the_first_token_keeps_its_status(make_servi
     assert await service.recorded(key) == ()
 
 
-async def test_t019_a_failure_in_mid_stream_is_said_in_band_and_never_trained(make_service: Any) -> None:
+async def test_T019_a_failure_in_mid_stream_is_said_in_band_and_never_trained(make_service: Any) -> None:
     service = await make_service([{"pieces": ["a", "b", "c"], "fail": {"at": 2, "message": "out of memory"}}])
     key = await service.start()
     events = await events_of(service, key)
@@ -134,7 +134,7 @@ async def test_keep_alive_comments_while_nothing_is_sampled(make_service: Any) -
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_t018_hanging_up_aborts_the_backend_and_is_not_a_turn(
+async def test_T018_hanging_up_aborts_the_backend_and_is_not_a_turn(
     make_service: Any, eventually: Any, stream: bool
 ) -> None:
     endless = {"when": "long", "pieces": ["x"] * 500, "delay_ms": 20}
@@ -166,7 +166,7 @@ async def test_t018_hanging_up_aborts_the_backend_and_is_not_a_turn(
     assert sum(map(sum, (row["loss_mask"] for row in exported["trajectories"]))) == exported["tokens"]["trained"] == 4
 
 
-async def test_t020_streamed_and_whole_answers_record_the_same(make_service: Any) -> None:
+async def test_T020_streamed_and_whole_answers_record_the_same(make_service: Any) -> None:
     service = await make_service([{"pieces": ["<tool_call>", "{}", "</tool_call>", "<|im_end|>"]}])
     key = await service.start()
     await events_of(service, key)
@@ -177,7 +177,7 @@ async def test_t020_streamed_and_whole_answers_record_the_same(make_service: Any
     assert len(one.completion.token_ids) == 4
 
 
-async def test_t010_choices_of_one_stream_are_kept_apart(make_service: Any) -> None:
+async def test_T010_choices_of_one_stream_are_kept_apart(make_service: Any) -> None:
     service = await make_service(
         [{"pieces": ["a", "b", "<|im_end|>"], "delay_ms": 10}, {"pieces": ["x", "y", "<|im_end|>"], "delay_ms": 10}]
     )

@@ -16,7 +16,7 @@ STRICT = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 
 {% endif %}"""
 
 
-async def test_t005_a_template_that_refuses_is_400_with_its_reason_and_the_session_lives_on(
+async def test_T005_a_template_that_refuses_is_400_with_its_reason_and_the_session_lives_on(
     make_service: Any, tmp_path: Path
 ) -> None:
     line = {"pieces": ["ok", "<|im_end|>"]}
@@ -46,7 +46,7 @@ FORGETFUL = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% endif %}"""
 
 
-async def test_t051_a_template_that_forgets_reasoning_breaks_the_row_and_not_the_credit(
+async def test_T051_a_template_that_forgets_reasoning_breaks_the_row_and_not_the_credit(
     make_service: Any, tmp_path: Path
 ) -> None:
     lines = [

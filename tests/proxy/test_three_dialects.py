@@ -80,7 +80,7 @@ async def test_one_prompt_one_record_whatever_the_protocol(make_service: Any) ->
     }
 
 
-async def test_t021_cache_control_and_lists_change_no_token(make_service: Any) -> None:
+async def test_T021_cache_control_and_lists_change_no_token(make_service: Any) -> None:
     service = await make_service([OK])
     key = await service.start()
     cached = {"cache_control": {"type": "ephemeral"}}
@@ -95,7 +95,7 @@ async def test_t021_cache_control_and_lists_change_no_token(make_service: Any) -
     assert one.startswith("<|im_start|>system\nBe terse.\nUse SI units.<|im_end|>")
 
 
-async def test_t024_either_header_opens_the_same_session(make_service: Any) -> None:
+async def test_T024_either_header_opens_the_same_session(make_service: Any) -> None:
     service = await make_service([OK])
     key = await service.start()
     body = body_of("messages")
@@ -111,7 +111,7 @@ async def test_t024_either_header_opens_the_same_session(make_service: Any) -> N
     assert len(await service.recorded(key)) == 3
 
 
-async def test_t025_stop_reasons_of_real_runs(make_service: Any) -> None:
+async def test_T025_stop_reasons_of_real_runs(make_service: Any) -> None:
     service = await make_service([{"pieces": ["one ", "EN", "D", " two", "<|im_end|>"]}])
     key = await service.start()
     for more, reason, sequence, text in (
@@ -128,7 +128,7 @@ async def test_t025_stop_reasons_of_real_runs(make_service: Any) -> None:
 
 
 @pytest.mark.parametrize("turns", [1, 2])
-async def test_t026_count_tokens_says_what_the_call_will_use_and_records_nothing(make_service: Any, turns: int) -> None:
+async def test_T026_count_tokens_says_what_the_call_will_use_and_records_nothing(make_service: Any, turns: int) -> None:
     service = await make_service([OK])
     key = await service.start()
     tool = {"name": "w", "description": "weather", "input_schema": {"type": "object", "properties": {}}}
@@ -146,7 +146,7 @@ async def test_t026_count_tokens_says_what_the_call_will_use_and_records_nothing
     assert (await service.recorded(key))[-1].token_parent is not None or turns == 1
 
 
-async def test_t026_counting_is_for_sessions_and_no_prompt_is_too_long_for_it(make_service: Any) -> None:
+async def test_T026_counting_is_for_sessions_and_no_prompt_is_too_long_for_it(make_service: Any) -> None:
     service = await make_service([{"settings": {"max_context": 100}}, OK])
     key = await service.start()
     many = body_of("messages", "x" * 500)
@@ -165,7 +165,7 @@ async def test_t026_counting_is_for_sessions_and_no_prompt_is_too_long_for_it(ma
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_t028_a_backends_400_stays_a_400_with_its_words(make_service: Any, dialect: str, stream: bool) -> None:
+async def test_T028_a_backends_400_stays_a_400_with_its_words(make_service: Any, dialect: str, stream: bool) -> None:
     service = await make_service([{"pieces": [], "fail": {"at": 0, "status": 400, "message": "too long for me"}}])
     key = await service.start()
     status, answer, headers = await service.post(PATHS[dialect], body_of(dialect, stream=stream), key)
@@ -178,7 +178,7 @@ async def test_t028_a_backends_400_stays_a_400_with_its_words(make_service: Any,
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_t019_a_failure_before_the_first_token_has_its_status_and_a_time_to_retry(
+async def test_T019_a_failure_before_the_first_token_has_its_status_and_a_time_to_retry(
     make_service: Any, dialect: str
 ) -> None:
     service = await make_service([{"pieces": ["a"], "fail": {"at": 0, "status": 503, "message": "cold"}}])
@@ -191,7 +191,7 @@ async def test_t019_a_failure_before_the_first_token_has_its_status_and_a_time_t
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_t019_a_failure_in_mid_stream_is_said_in_the_protocols_own_event(make_service: Any, dialect: str) -> None:
+async def test_T019_a_failure_in_mid_stream_is_said_in_the_protocols_own_event(make_service: Any, dialect: str) -> None:
     service = await make_service([{"pieces": ["a", "b", "c"], "fail": {"at": 2, "message": "out of memory"}}])
     key = await service.start()
     events = await stream_of(service, key, dialect)
@@ -236,7 +236,7 @@ async def test_keep_alive_in_the_protocols_own_way(make_service: Any, dialect: s
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_t018_hanging_up_aborts_whatever_the_protocol(make_service: Any, eventually: Any, dialect: str) -> None:
+async def test_T018_hanging_up_aborts_whatever_the_protocol(make_service: Any, eventually: Any, dialect: str) -> None:
     service = await make_service([{"pieces": ["x"] * 500, "delay_ms": 20}])
     key = await service.start()
     body = body_of(dialect, stream=True, **({"max_tokens": 500} if dialect == "messages" else {}))
@@ -266,7 +266,7 @@ async def test_a_body_that_is_no_json_is_400_in_each_shape(make_service: Any) ->
         assert (answer.get("type") == "error") == (dialect == "messages")
 
 
-async def test_t029_t033_thinking_stands_once_in_its_markers_and_a_lost_call_breaks_nothing(make_service: Any) -> None:
+async def test_T029_T033_thinking_stands_once_in_its_markers_and_a_lost_call_breaks_nothing(make_service: Any) -> None:
     service = await make_service([OK])
     key = await service.start()
     blocks = [

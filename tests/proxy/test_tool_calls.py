@@ -55,7 +55,7 @@ T017 = '{"path":"n.md","content":"see </tool_call> here"}'
 
 
 @BOTH
-async def test_t017_t020_one_call_whole_or_streamed_is_recorded_alike(
+async def test_T017_T020_one_call_whole_or_streamed_is_recorded_alike(
     make_service: Any, tmp_path: Any, stream: bool
 ) -> None:
     text = f'<tool_call>\n{{"name":"write_file","arguments":{T017}}}\n</tool_call>'
@@ -74,7 +74,7 @@ async def test_t017_t020_one_call_whole_or_streamed_is_recorded_alike(
 
 
 @BOTH
-async def test_t016_parallel_calls_and_text_before_them(make_service: Any, stream: bool) -> None:
+async def test_T016_parallel_calls_and_text_before_them(make_service: Any, stream: bool) -> None:
     text = "I look.\n" + spoken("add", '{"a":2,"b":2}') + "\n" + spoken("write_file", '{"city":"Oslo"}')
     service = await make_service([{"pieces": tokens(text)}])
     async with service.sdk(await service.start()) as client:
@@ -86,7 +86,7 @@ async def test_t016_parallel_calls_and_text_before_them(make_service: Any, strea
     assert all(one.isalnum() and len(one) <= 40 for one in ids)
 
 
-async def test_t010_parsers_of_several_choices_share_nothing(make_service: Any) -> None:
+async def test_T010_parsers_of_several_choices_share_nothing(make_service: Any) -> None:
     lines = [{"pieces": tokens(spoken("add", f'{{"x":{k}}}'), 2), "delay_ms": 1} for k in (1, 2)]
     service = await make_service(lines)
     async with service.sdk(await service.start()) as client:
@@ -119,7 +119,7 @@ async def test_t010_parsers_of_several_choices_share_nothing(make_service: Any) 
         (spoken("add", '{"a": 1}'), 5, "length", []),
     ],
 )
-async def test_t011_finish_reason_says_what_the_message_holds(
+async def test_T011_finish_reason_says_what_the_message_holds(
     make_service: Any, stream: bool, text: str, limit: int | None, finish: str, calls: list[tuple[str, str]]
 ) -> None:
     service = await make_service([{"pieces": tokens(text)}])
@@ -173,7 +173,7 @@ LOOP = [
 
 @BOTH
 @pytest.mark.parametrize("echo", ["verbatim", "re-serialised", "results swapped"])
-async def test_t055_a_tool_loop_is_one_row_and_nothing_is_tokenised_twice(
+async def test_T055_a_tool_loop_is_one_row_and_nothing_is_tokenised_twice(
     make_service: Any, stream: bool, echo: str
 ) -> None:
     service = await make_service(LOOP)
@@ -222,7 +222,7 @@ async def test_t055_a_tool_loop_is_one_row_and_nothing_is_tokenised_twice(
         assert row["token_ids"][span["start"] : span["end"]] == ids
 
 
-async def test_t055_other_arguments_under_the_same_id_are_a_branch_with_its_reason(make_service: Any) -> None:
+async def test_T055_other_arguments_under_the_same_id_are_a_branch_with_its_reason(make_service: Any) -> None:
     service = await make_service([{"pieces": tokens(spoken("add", '{"a": 1}'))}])
     async with service.sdk(await service.start()) as client:
         first, _ = await asked(client, False)
@@ -286,7 +286,7 @@ async def test_another_format_by_name(make_service: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("template", "rows"), [("stripping", 2), ("keeping", 1)])
-async def test_t051_reasoning_templates_of_both_kinds(
+async def test_T051_reasoning_templates_of_both_kinds(
     make_service: Any, tmp_path: Any, template: str, rows: int
 ) -> None:
     lines = [

@@ -125,7 +125,7 @@ def results(data: st.DataObject, calls: Sequence[ToolCall]) -> list[Message]:
 @pytest.mark.parametrize("name", RENDERERS)
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_t055_any_tool_conversation_goes_on_from_its_sampled_tokens(name: str, data: st.DataObject) -> None:
+def test_T055_any_tool_conversation_goes_on_from_its_sampled_tokens(name: str, data: st.DataObject) -> None:
     renderer, talk = RENDERERS[name], Conversation()
     messages = [Message("user", data.draw(texts))]
     last: Interaction | None = None
@@ -152,7 +152,7 @@ def test_t055_any_tool_conversation_goes_on_from_its_sampled_tokens(name: str, d
         messages = [*messages, echo, *more]
 
 
-def test_t051_a_thought_dropped_by_the_client_is_not_dropped_from_the_history() -> None:
+def test_T051_a_thought_dropped_by_the_client_is_not_dropped_from_the_history() -> None:
     """A template that strips reasoning at the next question is seen to do so although the client sends none back."""
     renderer, talk = RENDERERS["stripping"], Conversation()
     question, tool = Message("user", "2+2?"), ModelCall((Message("user", "2+2?"),), tools=(TOOL,))
@@ -176,7 +176,7 @@ def test_t051_a_thought_dropped_by_the_client_is_not_dropped_from_the_history() 
     assert "hm" in plan.fork.recorded
 
 
-def test_t004_a_template_that_goes_through_arguments_gets_an_object_always() -> None:
+def test_T004_a_template_that_goes_through_arguments_gets_an_object_always() -> None:
     renderer = RENDERERS["coder"]
     for text, shown in (
         ('{"a": "3", "b": 18}', "<parameter=b>\n18\n"),
@@ -189,7 +189,7 @@ def test_t004_a_template_that_goes_through_arguments_gets_an_object_always() -> 
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-def test_t002_t003_a_turn_with_calls_is_the_same_however_its_content_is_missing(name: str) -> None:
+def test_T002_T003_a_turn_with_calls_is_the_same_however_its_content_is_missing(name: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "get_n", "arguments": "{}"}}
     spellings = [{"content": None}, {}, {"content": []}, {"content": "", "function_call": None, "refusal": None}]
     texts = set()

@@ -17,7 +17,7 @@ async def advance(gate, consumed=()) -> None:
     await gate.advance(gate.next_version(), list(consumed))
 
 
-async def test_t062_a_surplus_waits_for_the_next_step_and_nothing_is_taken_twice(store, played, batching) -> None:
+async def test_T062_a_surplus_waits_for_the_next_step_and_nothing_is_taken_twice(store, played, batching) -> None:
     gate, batcher = await batching(batch=4, max_lag=2)
     for number in range(10):
         await played.session(f"task-{number}")
@@ -73,7 +73,7 @@ async def test_a_group_goes_on_with_two_survivors_and_ends_with_one(store, playe
     assert counts.masked_tokens == 3
 
 
-async def test_t058_a_group_with_nothing_to_train_is_dropped_and_named(store, played, batching) -> None:
+async def test_T058_a_group_with_nothing_to_train_is_dropped_and_named(store, played, batching) -> None:
     _, batcher = await batching(batch=1)
     await played.session("greedy", tags=("greedy",))
     await played.session("good")
@@ -83,7 +83,7 @@ async def test_t058_a_group_with_nothing_to_train_is_dropped_and_named(store, pl
     assert counts.dropped == {"nothing_to_train": 1}
 
 
-async def test_t060_groups_of_equals_are_replaced_and_their_slots_open(store, played, batching) -> None:
+async def test_T060_groups_of_equals_are_replaced_and_their_slots_open(store, played, batching) -> None:
     credit = Credit(ALGORITHMS["dapo"])
     _, batcher = await batching(batch=4, max_lag=0, n_samples=2, informative=credit.informative)
     for number in range(4):  # all that lag 0 lets in: three of them say nothing

@@ -26,7 +26,7 @@ def rows(path: Path, *values: object, run: str = "r", start: int = 0) -> Path:
     return path
 
 
-def test_t095_it_draws_without_a_display_and_without_pyplot(tmp_path: Path) -> None:
+def test_T095_it_draws_without_a_display_and_without_pyplot(tmp_path: Path) -> None:
     rows(tmp_path / "log", 3.0, 2.0, 1.0)
     output = tmp_path / "p" / "loss.png"
     words = ["--log-dir", str(tmp_path / "log"), "--metric", "loss", "--output", str(output)]
@@ -46,7 +46,7 @@ def test_t095_it_draws_without_a_display_and_without_pyplot(tmp_path: Path) -> N
         assert "train/loss, 3 steps" in done.stdout
 
 
-def test_t096_a_resumed_run_is_one_curve(tmp_path: Path) -> None:
+def test_T096_a_resumed_run_is_one_curve(tmp_path: Path) -> None:
     rows(tmp_path, *[0.0] * 16, run="first")
     rows(tmp_path, *[1.0] * 11, run="second", start=10)
     [curve] = draw([tmp_path], "loss", tmp_path / "loss.png", smooth=3)
@@ -54,7 +54,7 @@ def test_t096_a_resumed_run_is_one_curve(tmp_path: Path) -> None:
     assert curve.values == [0.0] * 10 + [1.0] * 11
 
 
-def test_t097_an_absent_metric_lists_the_available_ones_and_writes_nothing(
+def test_T097_an_absent_metric_lists_the_available_ones_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows(tmp_path, 1.0)
@@ -64,7 +64,7 @@ def test_t097_an_absent_metric_lists_the_available_ones_and_writes_nothing(
     assert not output.exists()
 
 
-def test_t097_only_null_nan_and_words_is_an_error_and_some_are_gaps(tmp_path: Path) -> None:
+def test_T097_only_null_nan_and_words_is_an_error_and_some_are_gaps(tmp_path: Path) -> None:
     nothing = rows(tmp_path / "nothing", float("nan"), None, "inf")
     with pytest.raises(ConfigError, match="no finite value; metrics that have some: train/reward"):
         draw([nothing], "loss", tmp_path / "a.png")

@@ -22,7 +22,7 @@ from areal.web.address import (
 )
 
 
-def test_t093_a_taken_port_names_the_port_the_process_and_the_setting() -> None:
+def test_T093_a_taken_port_names_the_port_the_process_and_the_setting() -> None:
     with bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         for host in ("127.0.0.1", "0.0.0.0", "localhost"):
@@ -38,7 +38,7 @@ def test_t093_a_taken_port_names_the_port_the_process_and_the_setting() -> None:
         assert again.getsockname()[1] == port
 
 
-def test_t093_a_second_process_ends_at_once() -> None:
+def test_T093_a_second_process_ends_at_once() -> None:
     program = (
         "import sys\nfrom areal.base.errors import ConfigError\nfrom areal.web.address import bind\n"
         "try: bind('127.0.0.1', int(sys.argv[1]))\nexcept ConfigError as e: print(e); sys.exit(2)"
@@ -50,14 +50,14 @@ def test_t093_a_second_process_ends_at_once() -> None:
     assert f"port {port} is taken by process" in second.stdout
 
 
-def test_t093_automatic_ports_are_distinct() -> None:
+def test_T093_automatic_ports_are_distinct() -> None:
     socks = [bind("127.0.0.1", 0) for _ in range(8)]
     assert len({sock.getsockname()[1] for sock in socks}) == 8
     for sock in socks:
         sock.close()
 
 
-def test_t094_addresses_are_split_and_formatted_with_brackets() -> None:
+def test_T094_addresses_are_split_and_formatted_with_brackets() -> None:
     assert split_address("[::1]:30000") == ("::1", 30000)
     assert split_address("node-1:9000") == ("node-1", 9000)
     assert format_url("::1", 9000) == "http://[::1]:9000"
@@ -68,14 +68,14 @@ def test_t094_addresses_are_split_and_formatted_with_brackets() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 on this host")
-def test_t094_ipv6_hosts_bind_with_and_without_brackets() -> None:
+def test_T094_ipv6_hosts_bind_with_and_without_brackets() -> None:
     for host in ("::1", "[::1]"):
         with bind(host, 0) as sock:
             assert sock.family == socket.AF_INET6
             assert url_of(sock) == f"http://[::1]:{sock.getsockname()[1]}"
 
 
-def test_t094_what_is_no_host_is_a_sentence() -> None:
+def test_T094_what_is_no_host_is_a_sentence() -> None:
     for host in ("::1:9000", "127.0.0.1:9000", "no-such-host.invalid", "203.0.113.7"):
         with pytest.raises(ConfigError, match=r"cannot listen on|may not listen"):
             bind(host, 0)

@@ -39,7 +39,7 @@ def test_a_key_is_built_as_the_architecture_says() -> None:
 
 
 @given(st.integers(0, len(KEY) - 1), st.characters())
-def test_t109_a_key_with_any_character_changed_is_refused(at: int, character: str) -> None:
+def test_T109_a_key_with_any_character_changed_is_refused(at: int, character: str) -> None:
     forged = KEY[:at] + character + KEY[at + 1 :]
     if forged != KEY:
         with pytest.raises(InvalidKey):
@@ -47,7 +47,7 @@ def test_t109_a_key_with_any_character_changed_is_refused(at: int, character: st
 
 
 @pytest.mark.parametrize("key", ["", "sk-sess-", "sk-sess-WRONG123", "sk-sess-..", "sk-sess-w0.x.", "x" * 10_000, "é"])
-def test_t109_what_is_no_key_is_refused_without_being_repeated(key: str) -> None:
+def test_T109_what_is_no_key_is_refused_without_being_repeated(key: str) -> None:
     with pytest.raises(InvalidKey) as refused:
         KEYS.check(key)
     assert key == "" or key not in str(refused.value)
@@ -60,7 +60,7 @@ def test_a_key_of_another_service_is_refused() -> None:
         KEYS.mint("w.0")
 
 
-def test_t024_keys_come_from_bearer_or_x_api_key_whatever_else_stands_there() -> None:
+def test_T024_keys_come_from_bearer_or_x_api_key_whatever_else_stands_there() -> None:
     key = KEY.encode()
     bearer, api_key, basic = (
         (b"authorization", b"Bearer " + key),
@@ -82,12 +82,12 @@ def test_t024_keys_come_from_bearer_or_x_api_key_whatever_else_stands_there() ->
             KEYS.session_key(presented_keys(headers))
 
 
-def test_t024_a_wrong_bearer_does_not_hide_a_good_x_api_key() -> None:
+def test_T024_a_wrong_bearer_does_not_hide_a_good_x_api_key() -> None:
     presented = presented_keys([(b"authorization", b"Bearer dummy"), (b"x-api-key", KEY.encode())])
     assert KEYS.session_key(presented).text == KEY
 
 
-def test_t109_an_empty_secret_opens_nothing() -> None:
+def test_T109_an_empty_secret_opens_nothing() -> None:
     for secret in ("", None):
         assert not opens(("",), secret)
         assert not opens((), secret)
@@ -98,7 +98,7 @@ def test_t109_an_empty_secret_opens_nothing() -> None:
         require((KEY,), "other", "admin key (rollout.agent.admin_api_key)")
 
 
-def test_t109_a_session_key_is_no_admin_key_and_the_reverse() -> None:
+def test_T109_a_session_key_is_no_admin_key_and_the_reverse() -> None:
     assert not opens((KEY,), "areal-admin-key")
     with pytest.raises(InvalidKey):
         KEYS.session_key(("areal-admin-key",))

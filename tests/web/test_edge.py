@@ -119,7 +119,7 @@ async def call(url: str, path: str, data: bytes = b"{}", method: str = "POST", *
             return response.status, json.loads(await response.read()), response.headers
 
 
-async def test_t012_bad_requests_are_400_in_openai_shape_with_the_field() -> None:
+async def test_T012_bad_requests_are_400_in_openai_shape_with_the_field() -> None:
     async with running(make_app()) as url:
         for data, param in ((b"not json", None), (b'{"a": "x"}', "a"), (b"{}", "a"), (b"", None), (b"[]", None)):
             status, body, headers = await call(url, "/add", data)
@@ -147,7 +147,7 @@ async def test_errors_carry_status_retry_headers_and_a_request_id_from_both_kind
         assert body["id"] == headers["x-request-id"] != "bad id!"
 
 
-async def test_t108_an_error_body_holds_no_secret() -> None:
+async def test_T108_an_error_body_holds_no_secret() -> None:
     async with running(make_app()) as url:
         _, body, _ = await call(url, "/busy")
     assert "SECRETSECRET" not in json.dumps(body)
@@ -211,7 +211,7 @@ async def test_client_errors_are_typed_and_keep_the_answer() -> None:
             await client.get("/health")
 
 
-async def test_t103_proxy_variables_disturb_no_internal_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_T103_proxy_variables_disturb_no_internal_call(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
@@ -220,7 +220,7 @@ async def test_t103_proxy_variables_disturb_no_internal_call(monkeypatch: pytest
 
 
 @pytest.mark.skipif(not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 on this host")
-async def test_t094_an_ipv6_service_prints_a_url_with_brackets_and_answers_there() -> None:
+async def test_T094_an_ipv6_service_prints_a_url_with_brackets_and_answers_there() -> None:
     async with running(make_app(), "::1") as url, JsonClient(url) as client:
         assert url.startswith("http://[::1]:")
         assert await client.post("/add", {"a": 1}) == {"sum": 2.0}

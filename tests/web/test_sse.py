@@ -34,16 +34,16 @@ def decode(chunks: list[bytes]) -> list[SseEvent]:
 
 
 @given(st.lists(st.integers(0, len(UPSTREAM)), max_size=12))
-def test_t104_any_split_gives_the_same_events(cuts: list[int]) -> None:
+def test_T104_any_split_gives_the_same_events(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(UPSTREAM)]
     assert decode([UPSTREAM[a:b] for a, b in itertools.pairwise(edges)]) == EVENTS
 
 
-def test_t104_byte_by_byte_and_with_a_byte_order_mark() -> None:
+def test_T104_byte_by_byte_and_with_a_byte_order_mark() -> None:
     assert decode([bytes([byte]) for byte in b"\xef\xbb\xbf" + UPSTREAM]) == EVENTS
 
 
-def test_t104_an_event_is_given_as_soon_as_it_is_complete() -> None:
+def test_T104_an_event_is_given_as_soon_as_it_is_complete() -> None:
     decoder = SseDecoder()
     assert decoder.feed(b"data: 1\n") == []
     assert decoder.feed(b"\n") == [SseEvent(b"1")]

@@ -120,14 +120,14 @@ def test_the_same_label_again_replaces_it(pair: tuple[Source, Sink]) -> None:
         pair[1].receive(old)
 
 
-def test_t082_a_tied_head_is_written_once(pair: tuple[Source, Sink]) -> None:
+def test_T082_a_tied_head_is_written_once(pair: tuple[Source, Sink]) -> None:
     embedding = torch.randn(10, 4)
     head = embedding.detach()  # another tensor object, the same memory: what state_dict() yields
     got = pair[1].receive(pair[0].publish([("model.embed_tokens.weight", embedding), ("lm_head.weight", head)], 1))
     assert list(got) == ["model.embed_tokens.weight"]
 
 
-def test_t082_equal_but_separate_tensors_are_both_written(pair: tuple[Source, Sink]) -> None:
+def test_T082_equal_but_separate_tensors_are_both_written(pair: tuple[Source, Sink]) -> None:
     def gathered() -> Iterator[tuple[str, torch.Tensor]]:
         for index in range(50):  # each is freed before the next is made, so addresses repeat
             yield f"layer.{index}", torch.full((64,), float(index))
@@ -161,7 +161,7 @@ def test_a_truncated_or_longer_file_is_refused(pair: tuple[Source, Sink], change
         pair[1].receive(manifest)
 
 
-def test_t065_a_publish_that_fails_half_way_leaves_the_former_version(
+def test_T065_a_publish_that_fails_half_way_leaves_the_former_version(
     pair: tuple[Source, Sink], tmp_path: Path
 ) -> None:
     manifest = pair[0].publish(weights().items(), 1)
@@ -194,7 +194,7 @@ HOSTILE = ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", 
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=repr)
-def test_t111_a_manifest_cannot_name_other_files(pair: tuple[Source, Sink], hostile: Any) -> None:
+def test_T111_a_manifest_cannot_name_other_files(pair: tuple[Source, Sink], hostile: Any) -> None:
     manifest = pair[0].publish(weights().items(), 1)
     manifest["files"][0]["name"] = hostile
     with pytest.raises(BackendError, match="no file of this run"):
@@ -202,13 +202,13 @@ def test_t111_a_manifest_cannot_name_other_files(pair: tuple[Source, Sink], host
 
 
 @pytest.mark.parametrize("hostile", ["/tmp", "/dev/shm/../../etc", "..", "", "/dev/shm/x", 7])
-def test_t111_a_manifest_cannot_name_other_folders(pair: tuple[Source, Sink], hostile: Any) -> None:
+def test_T111_a_manifest_cannot_name_other_folders(pair: tuple[Source, Sink], hostile: Any) -> None:
     manifest = pair[0].publish(weights().items(), 1) | {"path": hostile}
     with pytest.raises(BackendError, match=r"not read|not a manifest"):
         pair[1].receive(manifest)
 
 
-def test_t111_a_link_in_place_of_the_file_is_not_followed(pair: tuple[Source, Sink], tmp_path: Path) -> None:
+def test_T111_a_link_in_place_of_the_file_is_not_followed(pair: tuple[Source, Sink], tmp_path: Path) -> None:
     manifest = pair[0].publish(weights().items(), 1)
     path = path_of(manifest)
     outside = tmp_path / "outside.safetensors"
@@ -219,7 +219,7 @@ def test_t111_a_link_in_place_of_the_file_is_not_followed(pair: tuple[Source, Si
         pair[1].receive(manifest)
 
 
-def test_t111_another_runs_weights_are_not_read(name: str, pair: tuple[Source, Sink], tmp_path: Path) -> None:
+def test_T111_another_runs_weights_are_not_read(name: str, pair: tuple[Source, Sink], tmp_path: Path) -> None:
     manifest = pair[0].publish(weights().items(), 1)
     with pytest.raises(BackendError, match="not"):
         sink(name, tmp_path / "other").receive(manifest)
@@ -233,7 +233,7 @@ class Explosive:
         return (os.mkdir, (str(self.marker),))
 
 
-def test_t110_a_pickle_is_never_loaded(pair: tuple[Source, Sink], tmp_path: Path) -> None:
+def test_T110_a_pickle_is_never_loaded(pair: tuple[Source, Sink], tmp_path: Path) -> None:
     manifest = pair[0].publish(weights().items(), 1)
     marker = tmp_path / "exploded"
     payload = pickle.dumps(Explosive(marker))
