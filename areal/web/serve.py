@@ -22,6 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from areal.web.address import url_of
+from areal.web.protocol import Http1
 
 OPEN_FILES = 65_536
 
@@ -61,6 +62,7 @@ async def serve(
     allow_open_files()
     config = uvicorn.Config(
         app,
+        http=Http1,
         log_config=None,
         access_log=False,
         log_level="warning",
