@@ -84,7 +84,7 @@ class GatewayApp:
                 self._check_caller(scope, exchange)
                 if route is None:
                     raise NotFound(
-                        f"there is no route {path}; check the path after the base URL: model calls go to "
+                        f"there is no route {path[:200]}; check the path after the base URL: model calls go to "
                         "/v1/chat/completions, /v1/responses or /v1/messages"
                     )
                 if exchange.method not in route.methods:

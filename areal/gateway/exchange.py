@@ -15,16 +15,18 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 from starlette.types import Message, Receive, Scope, Send
 
 from areal.base.errors import ArealError, BodyTooLarge
 from areal.gateway.errors import error_event, error_reply
 from areal.gateway.paths import Route
-from areal.web.body import ClientGone, decompress
+from areal.web.body import ClientGone, decoded
 
 Headers = Iterable[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # as web/app.py takes it, so that it stays one id on the whole way
+_URL_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))  # of a query that is left as it is; other bytes are no URL
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -111,7 +113,7 @@ class Exchange:
     @property
     def upstream_path(self) -> str:
         """Path and query on the worker."""
-        return self.route.upstream + (f"?{self._query.decode('latin-1')}" if self._query else "")
+        return self.route.upstream + (f"?{quote(self._query, safe=_URL_CHARACTERS)}" if self._query else "")
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this (lower-case) name."""
@@ -119,9 +121,7 @@ class Exchange:
 
     async def decoded_body(self) -> bytes:
         """The whole body, decompressed, for the few calls that the gateway reads itself."""
-        body = await self.body.read()
-        encoding = (self.header(b"content-encoding") or b"identity").strip().lower()
-        return body if encoding == b"identity" else decompress(body, encoding, self.body.limit)
+        return decoded(await self.body.read(), self.headers, self.body.limit)
 
     @asynccontextmanager
     async def cancelled_on_disconnect(self) -> AsyncIterator[None]:
@@ -181,6 +181,8 @@ class Exchange:
     async def refuse(self, error: ArealError) -> None:
         """An error before the answer began: status, headers and body in the protocol's shape."""
         status, headers, body = error_reply(error, self.route.dialect, self.request_id)
+        if status == 405:
+            headers.append((b"allow", ", ".join(self.route.methods).encode()))
         await self.begin(status, headers)
         await self.finish(body)
 

@@ -28,6 +28,7 @@ from areal.proxy.model_routes import decode_json
 from areal.proxy.sessions import Sessions, StartRequest, set_reward
 from areal.store.base import LARGEST_REWARD, Store
 from areal.web.auth import SessionKey, SessionKeys, opens, presented_keys
+from areal.web.body import read_body
 
 _log = logging.getLogger("areal.proxy")
 
@@ -206,7 +207,7 @@ def _name(value: object, param: str) -> str:
 
 
 async def _body(request: Request) -> fields.JsonObject:
-    raw = await request.body()
+    raw = await read_body(request.receive)
     return fields.as_object(decode_json(raw) if raw.strip() else {}, "the body")
 
 

@@ -3,7 +3,8 @@
     body = await read_body(receive)          # in a plain-ASGI route of an app made by create_app
 
 app.py wraps every request with `receive_within`, so routes see plain bytes whatever content-encoding the client chose,
-and a body that grows beyond the limit (also while it is being decompressed) ends as 413.
+and a body that grows beyond the limit (also while it is being decompressed) ends as 413. The gateway, which passes bodies
+on as they are, decodes the few that it reads itself by `decoded`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from areal.base.errors import BadRequest, BodyTooLarge
 
 _WINDOW_BITS = {b"gzip": (16 + zlib.MAX_WBITS,), b"x-gzip": (16 + zlib.MAX_WBITS,)}
 _DEFLATE = (zlib.MAX_WBITS, -zlib.MAX_WBITS)  # zlib as the standard says, raw as some clients do
+_MOST_ENCODINGS = 2  # a header may name any number, and each costs a decompression up to the limit
 
 
 class ClientGone(Exception):
@@ -44,27 +46,38 @@ async def disconnected(receive: Receive) -> None:
 
 async def receive_within(scope: Scope, receive: Receive, limit: int) -> Receive:
     """A `receive` whose body stays within `limit` bytes and carries no content-encoding (removed from the scope)."""
-    encodings: list[bytes] = []
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
-        if name == b"content-encoding":
-            encodings += [word.strip().lower() for word in value.split(b",")]
     counted = _counted(receive, limit)
-    encodings = [encoding for encoding in encodings if encoding not in (b"", b"identity")]
-    if not encodings:
+    if not _encodings(scope["headers"]):
         return counted
-    body = await read_body(counted)
-    for encoding in reversed(encodings):
-        body = decompress(body, encoding, limit)
+    body = decoded(await read_body(counted), scope["headers"], limit)
     dropped = (b"content-encoding", b"content-length", b"transfer-encoding")
     scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in dropped]
     scope["headers"].append((b"content-length", str(len(body)).encode()))
     return _replay(body, receive)
 
 
-def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """Undo one content-encoding. Raises BadRequest for an unknown or broken one, BodyTooLarge beyond the limit."""
+def decoded(body: bytes, headers: Iterable[tuple[bytes, bytes]], limit: int) -> bytes:
+    """The body without its content-encodings. Raises BadRequest for unknown, broken or too many ones, BodyTooLarge."""
+    encodings = _encodings(headers)
+    if len(encodings) > _MOST_ENCODINGS:
+        raise BadRequest(f"{len(encodings)} content-encodings are more than {_MOST_ENCODINGS}; compress the body once")
+    for encoding in reversed(encodings):
+        body = _decompress(body, encoding, limit)
+    return body
+
+
+def _encodings(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Those that change the bytes, in the order in which they were applied."""
+    words = (
+        word.strip().lower() for name, value in headers if name == b"content-encoding" for word in value.split(b",")
+    )
+    return [word for word in words if word not in (b"", b"identity")]
+
+
+def _decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
     choices: Iterable[int] = _DEFLATE if encoding == b"deflate" else _WINDOW_BITS.get(encoding, ())
     for window_bits in choices:
         inflater = zlib.decompressobj(window_bits)
