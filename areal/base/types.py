@@ -115,6 +115,7 @@ class ModelCall:
     previous: the id of the answer whose conversation `messages` go on from; empty where they are the whole of it.
     inherits_tools: with `previous`, that answer's tools are this call's.
     echo: fields of the request that its protocol's answer repeats; read by that dialect alone.
+    size: bytes of the request, 0 where nobody counted; what is long is worked on beside the event loop.
     """
 
     messages: tuple[Message, ...]
@@ -130,6 +131,7 @@ class ModelCall:
     previous: str = ""
     inherits_tools: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

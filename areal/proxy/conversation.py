@@ -152,14 +152,15 @@ class Conversation:
         one of another session."""
         if not call.previous:
             return call
-        one = self._by_id.get(call.previous)
-        if one is None:
+        named = self.choices(call.previous)
+        if not named:
             raise UnknownAnswer
+        one = self._by_id[named[0]]  # of several choices the first, which is what most clients look at
         own = [message for message in call.messages if message.instructions]
         new = [message for message in call.messages if not message.instructions]
         said = [message for message in one.messages if not message.instructions]
         tools = one.tools if call.inherits_tools else call.tools
-        return replace(call, messages=(*own, *said, one.reply, *new), tools=tools)
+        return replace(call, messages=(*own, *said, one.reply, *new), tools=tools, previous=one.id)
 
     def _repeats(self, call: ModelCall) -> list[Interaction]:
         """Earlier answers to the same messages, tools and model that are still steps, oldest first."""

@@ -12,6 +12,7 @@ protocol. Used by app.py.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -27,6 +28,7 @@ from areal.web.app import bugs_as_errors, end_response, request_id, send_chunk, 
 from areal.web.auth import SessionKey
 from areal.web.body import ClientGone, disconnected, read_body
 
+LONG_BODY = 128 * 1024  # bytes; longer ones are parsed beside the event loop, which serves other sessions meanwhile
 HOLD_S = 15.0
 PING_S = 15.0
 
@@ -137,7 +139,12 @@ async def _read_call(
 ) -> tuple[SessionKey | Guest, ModelCall]:
     who = callers.who(scope["headers"], model_only=True)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    return who, dialect.parse(decode_json(await read_body(receive)), headers)
+    body = await read_body(receive)
+
+    def parse() -> ModelCall:
+        return replace(dialect.parse(decode_json(body), headers), size=len(body))
+
+    return who, parse() if len(body) < LONG_BODY else await asyncio.to_thread(parse)
 
 
 class _Running:

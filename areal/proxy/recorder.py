@@ -52,6 +52,7 @@ _log = logging.getLogger("areal.proxy")
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 LONG_PROMPT = 16_384  # characters; from here on rendering leaves the event loop to the other streams
+LONG_REQUEST = 65_536  # bytes, of many short messages or of large tools; likewise
 UPSTREAM_NAMES = ("reward_model", "judge_model")
 
 Emit = Callable[[Event], None]
@@ -168,7 +169,7 @@ class Recorder:
 
     async def _plan(self, found: list[Interaction], call: ModelCall, why: Divergence | None = None) -> Plan:
         work = partial(make_plan, self._renderer, found, call, self._max_context, why)
-        if sum(len(message.content) for message in call.messages) < LONG_PROMPT:
+        if call.size < LONG_REQUEST and sum(len(message.content) for message in call.messages) < LONG_PROMPT:
             return work()
         return await asyncio.to_thread(work)
 
@@ -195,6 +196,8 @@ class Recorder:
         try:
             async with aclosing(self._backend.generate(self._request(running, index))) as chunks:
                 async for chunk in chunks:
+                    if not len(chunk.token_ids) and chunk.finish_reason is None:
+                        continue  # nothing was sampled, so a failure may still have its own status
                     if not running.started:
                         running.started = True
                         running.emit(Started(running.answer()))

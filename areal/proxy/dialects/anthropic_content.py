@@ -141,7 +141,7 @@ def _blocks(content: Any, at: str) -> list[tuple[JsonObject, str]]:
             {"type": "text", "text": one} if isinstance(one, str) else fields.as_object(one, f"{at}[{k}]"),
             f"{at}[{k}]",
         )
-        for k, one in enumerate(content)
+        for k, one in enumerate(fields.bounded(content, at))
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from areal.base.errors import BadRequest
 
 JsonObject = Mapping[str, Any]
+MOST_ITEMS = 10_000  # of any list in a request: a model that reads a million tokens has no more messages than that
 _log = logging.getLogger("areal.proxy")
 
 
@@ -74,12 +75,23 @@ def number(body: JsonObject, key: str, *, low: float | None = None, high: float 
 
 
 def items(body: JsonObject, key: str, *, at: str = "") -> list[Any]:
-    """The list, empty where absent or null."""
+    """The list, empty where absent or null. Raises BadRequest beyond MOST_ITEMS."""
     value = body.get(key)
     if value is None:
         return []
     if not isinstance(value, list):
         raise wrong_type(at + key, "a list", value)
+    return bounded(value, at + key)
+
+
+def bounded(value: list[Any], param: str) -> list[Any]:
+    """The list itself. Raises BadRequest beyond MOST_ITEMS."""
+    if len(value) > MOST_ITEMS:
+        raise BadRequest(
+            f"{param} has {len(value)} entries, more than {MOST_ITEMS}; send fewer, for example without the oldest",
+            param=param,
+            code="too_many_items",
+        )
     return value
 
 

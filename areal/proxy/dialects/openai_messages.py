@@ -52,7 +52,8 @@ def join_text(content: Any, param: str) -> str:
         return content or ""
     if not isinstance(content, list):
         raise fields.wrong_type(param, "a string or a list of text parts", content)
-    return TEXT_JOINER.join(_part_text(part, f"{param}[{index}]") for index, part in enumerate(content))
+    parts = enumerate(fields.bounded(content, param))
+    return TEXT_JOINER.join(_part_text(part, f"{param}[{index}]") for index, part in parts)
 
 
 def _part_text(part: Any, param: str) -> str:

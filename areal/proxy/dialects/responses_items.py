@@ -49,7 +49,8 @@ def parse_input(body: JsonObject) -> tuple[Message, ...]:
         raise fields.wrong_type("input", "a string or a list of items", sent)
     if not sent and not body.get("previous_response_id"):
         raise BadRequest("input must hold a text or at least one item", param="input", code="empty_input")
-    items = ((fields.as_object(one, f"input[{k}]"), f"input[{k}]") for k, one in enumerate(sent or ()))
+    sent = fields.items(body, "input")
+    items = ((fields.as_object(one, f"input[{k}]"), f"input[{k}]") for k, one in enumerate(sent))
     return (*found, *_turns(items))
 
 
