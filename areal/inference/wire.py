@@ -110,7 +110,7 @@ class VersionBody(msgspec.Struct, frozen=True):
 class _EventBody(msgspec.Struct, frozen=True):
     """What one event may hold: a chunk, or `error` alone."""
 
-    token_ids: list[int] = []
+    token_ids: list[int] | None = None
     logprobs: list[float | None] = []
     weight_versions: list[int] = []
     kept_mass: list[float] = []
@@ -212,6 +212,8 @@ def decode_chunk(data: str | bytes) -> TokenChunk:
         raise BackendError(f"the inference server sent an event that is no chunk: {error}") from error
     if said.error is not None:
         raise to_exception(200, said.error)
+    if said.token_ids is None:  # text alone cannot be recorded as it was sampled (T054)
+        raise BackendError("the inference server sent an event without token_ids; make it send the ids that it sampled")
     count = len(said.token_ids)
     logprobs = said.logprobs if len(said.logprobs) == count else [None] * count
     versions = said.weight_versions if len(said.weight_versions) == count else [-1] * count
@@ -262,9 +264,10 @@ def to_exception(status: int, detail: ErrorDetail) -> ArealError:
         return NotFound(detail.message)
     how = "failed in mid-stream" if status == 200 else f"answered {status}"
     error = BackendError(f"the inference server {how}: {detail.message}")
-    if status >= 500:  # a failure before the first token keeps its status all the way to the client (settled 13)
+    if status >= 400:  # a failure before the first token keeps its status all the way to the client (settled 13, T106)
         error.status = status
-        error.retry_after_s = RETRY_AFTER_S if status == Unavailable.status else None
+        error.should_retry = status >= 500 or status in (408, 429)
+        error.retry_after_s = RETRY_AFTER_S if status in (429, Unavailable.status) else None
     return error
 
 
