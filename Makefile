@@ -10,11 +10,12 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)",$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test fuzz lint format clean
 
 help:
 	@echo "make demo     train the bundled 135M model through an OpenAI client, on this machine"
 	@echo "make test     everything this repository claims, checked (set-up included)"
+	@echo "make fuzz     fuzz the gateway and its workers, MINUTES=10"
 	@echo "make lint     formatting, lint and types only"
 	@echo "make install  the virtual environment in $(VENV)"
 
@@ -38,6 +39,11 @@ lint: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest $(TESTS)
+
+MINUTES ?= 10
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

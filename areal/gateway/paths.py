@@ -31,7 +31,7 @@ class Route:
 _POST = ("POST",)
 _READ = ("GET", "HEAD")
 
-_ROUTES = {
+ROUTES = {
     "/chat/completions": Route("chat", _POST, "session", "openai", "/v1/chat/completions"),
     "/responses": Route("responses", _POST, "session", "responses", "/v1/responses"),
     "/responses/input_tokens": Route("input_tokens", _POST, "session", "responses", "/v1/responses/input_tokens"),
@@ -50,16 +50,16 @@ _ROUTES = {
     "/health": Route("health", _READ, "none"),
     "/metrics": Route("metrics", _READ, "none"),
 }
-_PREFIXES = ("/gateway/v1/v1", "/gateway/v1", "/gateway", "/v1/v1", "/v1", "")  # longest first
+PREFIXES = ("/gateway/v1/v1", "/gateway/v1", "/gateway", "/v1/v1", "/v1", "")  # longest first
 
 
 def find_route(path: str) -> Route | None:
     """The route of a decoded URL path, None if there is none. A trailing slash and doubled slashes mean nothing."""
     clean = "/" + "/".join(part for part in path.split("/") if part) if path.strip("/") else ""
-    for prefix in _PREFIXES:
+    for prefix in PREFIXES:
         if clean == prefix or clean.startswith(prefix + "/"):
             rest = clean[len(prefix) :]
-            found = _ROUTES.get(rest)
+            found = ROUTES.get(rest)
             if found is not None:
                 return found
             if rest.startswith("/models/"):  # one model, whose name may hold slashes

@@ -1,0 +1,40 @@
+"""The fuzzers, a little of each kind in every run of the tests, and a minute of them among the heavy parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from areal.gateway.paths import ROUTES
+from tests.fuzz.__main__ import main
+from tests.fuzz.attacks import ATTACKS
+from tests.fuzz.bursts import Bursts
+from tests.fuzz.described import as_described, operations
+from tests.fuzz.target import Target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with Target.running(tmp_path_factory.mktemp("fuzz")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("kind", sorted(ATTACKS))
+def test_no_request_breaks_the_service_or_its_records(target: Target, kind: str) -> None:
+    Bursts(target, examples=60).run(kind, seed_of_burst=11)
+
+
+def test_the_service_is_as_its_openapi_description_says(target: Target) -> None:
+    described = operations()
+    assert {one.path.removeprefix("/v1").replace("/models/{name}", "/models") for one in described} >= set(ROUTES) - {
+        ""
+    }
+    for number, operation in enumerate(described):
+        as_described(target, operation, examples=6, random_seed=number)
+    target.check()
+
+
+@pytest.mark.heavy
+def test_a_minute_of_fuzzing() -> None:
+    assert main(["--minutes", "1"]) == 0
