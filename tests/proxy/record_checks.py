@@ -53,7 +53,11 @@ def check_exports(individual: Any, concat: Any) -> None:
     wanted = {
         (name, place) for name, one in interactions.items() for place, trained in enumerate(one["loss_mask"]) if trained
     }
-    assert len(wanted) == individual["tokens"]["trained"]
+    tokens = individual["tokens"]
+    dropped = sum(tokens["dropped"].values())
+    assert tokens["recorded"] == sum(len(one["output_ids"]) for one in interactions.values())
+    assert tokens["recorded"] == tokens["trained"] + sum(tokens["masked"].values()) + dropped
+    assert tokens["trained"] == (0 if dropped else len(wanted))  # of a session that is dropped nothing is trained
     apart = [_row(row, interactions) for row in individual["trajectories"]]
     joined = [_row(row, interactions) for row in concat["trajectories"]]
     for rows in (apart, joined):

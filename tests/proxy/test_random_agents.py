@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from areal.base.types import Version
@@ -193,7 +193,11 @@ ENDINGS = ("end", "refresh", "expire")
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # a failure is seldom the same twice here: concurrent calls take turns as they like
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     plan=plans,
