@@ -108,7 +108,7 @@ class Conversation:
         found = self.continued_by(call)
         if self.superseded_by(call) or self._cut_off(call) or any(one.id not in self._continued for one in found):
             return 3
-        if found or call.previous in self._by_id:
+        if found or self.choices(call.previous):
             return 2
         last = next((one for one in reversed(call.messages) if one.role == "assistant"), None)
         return int(last is not None and self._key(last) in self._replies)
