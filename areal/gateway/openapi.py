@@ -43,6 +43,7 @@ _START = record(
         "purpose": {"enum": [*get_args(Purpose), None]},
         "tags": nullable({"type": "object", "maxProperties": MOST_TAGS, "additionalProperties": _NAME}),
         "request_id": nullable(_NAME),
+        "model_key": nullable({"type": "boolean"}),
     },
     ["task_id"],
 )
@@ -53,6 +54,9 @@ _REWARD = record(
         "session_id": nullable(TEXT),
     },
     ["reward"],
+)
+_EXCLUDE = record(
+    {"session_id": TEXT, "reason": nullable(TEXT), "delete": nullable({"type": "boolean"})}, ["session_id"]
 )
 _EXPORT = record(
     {
@@ -76,6 +80,7 @@ _BODIES: dict[str, tuple[Schema | None, Schema]] = {
     "set_reward": (_REWARD, record({"interaction_id": TEXT, "reward": {"type": "number"}}, ["interaction_id", "reward"])),
     "end_session": (OBJECT, record({"session_id": TEXT, "interaction_count": {"type": "integer"}}, ["interaction_count"])),
     "session": (OBJECT, record({"session_id": TEXT, "tokens": OBJECT}, ["session_id", "tokens"])),
+    "exclude": (_EXCLUDE, record({"session_id": TEXT}, ["session_id"])),
     "export": (_EXPORT, record({"interactions": schemas.array(OBJECT), "trajectories": schemas.array(OBJECT)}, ["trajectories"])),
     "health": (None, record({"status": {"enum": ["ok", "degraded"]}, "workers": {"type": "integer"}}, ["status", "workers"])),
     "hello": (None, record({"service": TEXT}, ["service"])),

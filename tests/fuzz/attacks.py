@@ -114,10 +114,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/rl/set_reward": {"reward": 1.0, "interaction_id": None, "session_id": "fuzz"},
     "/rl/session": {},
     "/rl/export_trajectories": {"session_id": "fuzz", "style": "concat", "discount": 1.0},
+    "/rl/exclude_session": {"session_id": "other", "reason": "r", "delete": False},
     "/control/challenge": {"nonce": "n"},
     "/control/attach": {"nonce": "n", "proof": "p"},
 }
-ADMINS = ("/rl/start_session", "/rl/export_trajectories")
+ADMINS = ("/rl/start_session", "/rl/export_trajectories", "/rl/exclude_session")
 
 
 class Raw(str):

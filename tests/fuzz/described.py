@@ -31,7 +31,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-ADMIN_ROUTES = ("/rl/start_session", "/rl/export_trajectories", "/export_trajectories")
+ADMIN_ROUTES = ("/rl/start_session", "/rl/exclude_session", "/rl/export_trajectories", "/export_trajectories")
 
 
 @cache

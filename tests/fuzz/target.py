@@ -264,7 +264,8 @@ class Target:
         if self.judge(self.send("GET", "/health"), "health").status != 200:
             raise Wrong("the gateway is not healthy any more")
         self.inside(until(lambda: json.loads(self.engine.calls())["running"] == 0, DEADLINE_S))
-        found = [summary.session.id for summary in self.inside(self.store.reading.recent(1000))]
+        recent = self.inside(self.store.reading.recent(1000))
+        found = [one.session.id for one in recent if one.session.deleted_at is None]
         for name in (name for name in found if name not in self._checked):
             session = self.inside(self.store.sessions.get(name))
             assert session is not None
