@@ -2,7 +2,7 @@
 
 Binds its port before anything else (a taken port is one sentence and exit 2), writes gateway.log from its first second,
 prints `Gateway ready at http://…`. Alone it answers model calls with 503 until a training run attaches (attach.py); as
-the child of a run (`--spec FILE`, docs/architecture.md) it serves that run from the start. SIGTERM lets running streams
+the child of a run (`--spec FILE`, docs/architecture.md) or beside another gateway (`--beside PORT`) it serves a run from the start. SIGTERM lets running streams
 finish within a bound and exits 0. Keeps no state: another one on the same port serves the same sessions. No torch.
 """
 
@@ -58,6 +58,7 @@ async def serve_gateway(listener: socket.socket, settings: Settings, ready: Call
         async with Attachment(port=port, loopback=loopback) as attachment, Splice() as splice:
             if settings.facts is not None:
                 await attachment.attach(settings.facts)
+                state.write(state.run_file(port), settings.facts)  # for gateways beside this one
             else:
                 await _restore(attachment)
             control = Control(attachment, secret)
@@ -65,6 +66,8 @@ async def serve_gateway(listener: socket.socket, settings: Settings, ready: Call
             await serve(app, listener, ready=ready, grace_s=GRACE_S)
     finally:
         state.remove(state.gateway_file(port), os.getpid())
+        if settings.facts is not None:
+            state.remove(state.run_file(port), settings.facts.pid)
 
 
 async def _restore(attachment: Attachment) -> None:
@@ -123,7 +126,18 @@ def _start_alone(arguments: argparse.Namespace, listener: socket.socket) -> None
     if agent.gateway_host and not arguments.host and agent.gateway_host != address:
         listener.close()
         listener = bind(agent.gateway_host, port, setting="--port")
-    _run(listener, Settings(agent.max_body_bytes), lambda url: announce("Gateway", f"Gateway ready at {url}"))
+    facts = None if arguments.beside is None else _served_on(arguments.beside)
+    _run(listener, Settings(agent.max_body_bytes, facts), lambda url: announce("Gateway", f"Gateway ready at {url}"))
+
+
+def _served_on(port: int) -> RunFacts:
+    """The run that this user's gateway on another port serves. Raises ConfigError."""
+    facts = state.read_run(port)
+    if facts is None:
+        raise ConfigError(
+            f"--beside {port}: no gateway of this user serves a run on that port; give the port of one that does"
+        )
+    return facts
 
 
 def _agent_config(path: str | None) -> AgentConfig:
@@ -154,6 +168,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--config", metavar="FILE", help="router file (configs/taotoken_router.yaml) or run config")
     parser.add_argument("--host", help="address to bind; default: the config's gateway_host, else 127.0.0.1")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0 takes a free one")
+    parser.add_argument(
+        "--beside", type=int, metavar="PORT", help="serve the run of the gateway on this port too, until that run ends"
+    )
     parser.add_argument("--log-level", choices=sorted(LEVELS, key=LEVELS.__getitem__), default="info")
     parser.add_argument("--log-dir", default=DEFAULT_LOG_DIR, help=f"folder of gateway.log; default {DEFAULT_LOG_DIR}")
     try:

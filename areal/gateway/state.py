@@ -1,7 +1,8 @@
 """Two small files in the user's state folder by which a gateway and a training run find and trust each other.
 
     gateway-<port>.json       written by a gateway: {"port", "pid", "url", "secret"}
-    gateway-<port>.run.json   written by the run that uses it: the facts of RunFacts, its keys among them
+    gateway-<port>.run.json   written by the run that uses it (or by a gateway that was started with a run): the facts of
+                              RunFacts, its keys among them
 
 Both have mode 0600 and lie in ${XDG_STATE_HOME:-~/.local/state}/areal (0700). Secrets and keys travel in these files and
 never over the port: a relay or a stranger on the port learns nothing. A gateway that restarts reads the second file

@@ -117,8 +117,8 @@ def test_exceptions_become_one_line_and_a_code(tmp_path: Path, body: str, code: 
 @pytest.mark.parametrize(
     "body",
     [
-        "def main(spec):\n report_ready(spec)\n try: time.sleep(60)\n finally: print('unwound', file=sys.stderr)\n",
-        "async def main(spec):\n report_ready(spec)\n try: await asyncio.sleep(60)\n"
+        "def main(spec):\n try: report_ready(spec); time.sleep(60)\n finally: print('unwound', file=sys.stderr)\n",
+        "async def main(spec):\n try: report_ready(spec); await asyncio.sleep(60)\n"
         " finally: print('unwound', file=sys.stderr)\n",
     ],
 )

@@ -42,6 +42,7 @@ class Service:
         self.store_url = store_url(folder / "store.sqlite")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[str, int] = {}  # of gateways, which keep theirs
+        self.environment = os.environ | {"XDG_STATE_HOME": str(folder / "state")}
         overrides = [
             "rollout.backend=scripted:d1",
             f"rollout.scripted.path={self.script}",
@@ -123,7 +124,7 @@ class Service:
                 [sys.executable, "-m", module, "--spec", str(spec)],
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"XDG_STATE_HOME": str(self.folder / "state")},
+                env=self.environment,
             )
 
     def _job(self, name: str) -> tuple[str, dict[str, Any]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -125,6 +127,27 @@ def test_any_gateway_takes_any_key_of_the_run_and_none_of_another(service: Servi
                 answer = client.post("/v1/chat/completions", {"messages": said("2+2?")}, forged)
                 assert answer.status_code == 401
                 assert answer.json()["error"]["message"].startswith("Invalid API key")
+
+
+def test_a_gateway_that_is_started_beside_another_serves_the_same_run(service: Service) -> None:
+    started = Client(service).start("beside")
+    log_dir = service.folder / "beside"
+    command = [sys.executable, "-m", "areal.gateway.server", "--port", "0", "--log-dir", str(log_dir)]
+    beside = subprocess.Popen([*command, "--beside", str(service.ports["g0"])], env=service.environment)
+    try:
+        until(lambda: "Gateway ready at" in (log_dir / "gateway.log").read_text() if log_dir.exists() else False)
+        url = (log_dir / "gateway.log").read_text().split("Gateway ready at ")[1].split()[0]
+        with OpenAI(base_url=f"{url}/v1", api_key=started["api_key"], max_retries=0) as sdk:
+            sdk.chat.completions.create(model="default", messages=said("2+2?"))
+        ended = requests.post(f"{url}/rl/end_session", json={}, headers={"x-api-key": started["api_key"]}, timeout=60)
+        assert ended.json()["interaction_count"] == 1
+    finally:
+        beside.terminate()
+        assert beside.wait(timeout=60) == 0
+    wrong = subprocess.run([*command, "--beside", "1"], env=service.environment, capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: --beside 1: no gateway of this user serves a run on that port")
+    assert len(wrong.stderr.splitlines()) == 1
 
 
 def test_T048_refreshes_through_two_gateways_race_and_no_call_is_lost(service: Service) -> None:
