@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,16 @@ def test_a_spec_that_cannot_run_is_one_sentence_and_exit_code_2(
     with pytest.raises(RuntimeError, match=said) as failure:
         Server(tmp_path, model_dir, **job)
     assert "Traceback" not in str(failure.value)
+
+
+async def test_a_grammar_travels_and_its_flags_come_back(server: Server) -> None:
+    backend = connect("native", server.url, TOKEN)
+    bound = replace(request("bound", [5, 6], seed=3), grammar='start: "abc" | "abd"')
+    free, forced = await asyncio.gather(collect(backend, request("free", [5, 6], seed=3)), collect(backend, bound))
+    assert all(chunk.constrained is None for chunk in free)
+    assert len(forced) == 3  # this net has no end of its own: it stops where nothing can follow
+    assert forced[-1].finish_reason == "stop"
+    assert [chunk.constrained is not None and chunk.constrained.tolist() for chunk in forced] == [[True]] * 3
+    with pytest.raises(BadRequest, match="cannot be kept"):
+        await collect(backend, replace(bound, grammar="start: nowhere"))
+    await backend.close()

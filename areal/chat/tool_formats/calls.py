@@ -191,7 +191,7 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
             "of names",
             param="tools",
         )
-    closed = {"additionalProperties": False} if properties else {}
+    closed = {"additionalProperties": False} if "properties" in schema else {}
     return {"type": "object", **closed, **schema}
 
 
