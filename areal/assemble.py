@@ -29,11 +29,11 @@ from areal.base.types import Limits
 from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
-from areal.config.algorithms import resolved
+from areal.config.algorithms import kl_off_the_reward, resolved
 from areal.config.run import RunConfig
 from areal.config.show import masked_yaml
-from areal.engine.client import EngineClient
 from areal.engine.credit import Credit
+from areal.engine.nets import Nets
 from areal.inference.backend import Backend
 from areal.launch import Launch, announce_gateway, trains
 from areal.models.fetch import resolve
@@ -67,8 +67,7 @@ class Pace:
 class Learner:
     """What turns batches into new weights."""
 
-    engine: EngineClient
-    credit: Credit
+    nets: Nets
     publisher: WeightPublisher
     snapshots: Snapshots
 
@@ -143,7 +142,10 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         )
         launch = Launch(config, folder, scheduler, gate, model_dir, run_id)
         announce("RLTrainer", f"starting the processes of this run; their logs are in {folder.logs}")
-        servers, engine = await launch.servers_and_rank(stack, found)
+        servers, ranks = await launch.servers_and_ranks(stack)
+        nets = Nets(ranks.pop("policy"), credit_of(config), **ranks) if ranks else None
+        if nets is not None and found is not None:
+            await nets.restore(str(found.path))
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
         dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, first_step))
@@ -154,7 +156,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             store=store,
             gate=gate,
             batcher=_batcher(config, gate, store),
-            learner=await _learner(stack, config, folder, engine, servers, workers, gate),
+            learner=await _learner(stack, config, folder, nets, servers, workers, gate),
             evaluation=_evaluation(config, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
@@ -179,19 +181,18 @@ async def _learner(
     stack: AsyncExitStack,
     config: RunConfig,
     folder: RunFolder,
-    engine: EngineClient | None,
+    nets: Nets | None,
     servers: dict[str, Backend],
     workers: list[JsonClient],
     gate: StalenessGate,
 ) -> Learner | None:
-    if engine is None:
+    if nets is None:
         return None
-    publisher = WeightPublisher(engine, servers, workers, gate, quorum=config.weights.quorum)
+    publisher = WeightPublisher(nets.policy, servers, workers, gate, quorum=config.weights.quorum)
     return Learner(
-        engine=engine,
-        credit=credit_of(config),
+        nets=nets,
         publisher=await stack.enter_async_context(publisher),
-        snapshots=Snapshots(folder.checkpoints, engine, freq_steps=config.saver.freq_steps, keep=config.saver.keep),
+        snapshots=Snapshots(folder.checkpoints, nets, freq_steps=config.saver.freq_steps, keep=config.saver.keep),
     )
 
 
@@ -207,7 +208,14 @@ def credit_of(config: RunConfig) -> Credit:
         overlong_factor=actor.overlong_penalty_factor,
         overlong_limit=config.gconfig.max_new_tokens or 0,
     )
-    return Credit(ALGORITHMS[actor.algorithm], shaping)
+    return Credit(
+        ALGORITHMS[actor.algorithm],
+        shaping,
+        discount=actor.discount or 0.0,
+        gae_lambda=actor.gae_lambda or 0.0,
+        kl_in_reward=actor.kl_ctl if kl_off_the_reward(config) else 0.0,
+        kl_estimator=actor.kl_estimator or "k1",
+    )
 
 
 def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:

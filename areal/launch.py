@@ -1,7 +1,7 @@
 """The processes of one run: which, with which settings, in which order.
 
     launch = Launch(config, folder, scheduler, gate, model_dir, run_id)
-    servers, engine = await launch.servers_and_rank(stack, found)       # url -> Backend; they load weights side by side
+    servers, ranks = await launch.servers_and_ranks(stack)              # url -> Backend, net -> client; they load side by side
     workers, gateway_url = await launch.front(stack)                    # then what clients reach
 
 A gateway that already runs on the configured port is attached to; else the run starts its own. Everything that `auto` and 0
@@ -24,8 +24,9 @@ from areal.chat import load_renderer
 from areal.chat.scripted import in_tokens_of
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Job, Process, Scheduler
-from areal.config.algorithms import resolved
+from areal.config.algorithms import kl_off_the_reward, resolved
 from areal.config.backend_spec import parse_backend
+from areal.config.engine import ActorConfig, CriticConfig, TeacherConfig
 from areal.config.run import RunConfig
 from areal.engine.client import EngineClient
 from areal.engine.settings import EngineSettings
@@ -34,7 +35,7 @@ from areal.gateway.server import DEFAULT_PORT
 from areal.gateway.state import RunFacts
 from areal.inference import connect
 from areal.inference.backend import Backend
-from areal.rollout.snapshots import Snapshot
+from areal.models.fetch import resolve, same_vocabulary
 from areal.rollout.staleness import StalenessGate
 from areal.store import store_url
 from areal.web.address import is_loopback
@@ -101,18 +102,16 @@ class Launch:
         self.run_id = run_id
         self.servers: dict[str, Backend] = {}
 
-    async def servers_and_rank(
-        self, stack: AsyncExitStack, found: Snapshot | None
-    ) -> tuple[dict[str, Backend], EngineClient | None]:
-        """Inference servers by URL and the rank, started side by side; no rank where nothing is trained."""
-        rank = [self._rank_job()] if trains(self.config) else []
-        ready = await self._start_servers(stack, rank)
-        if not ready:
-            return self.servers, None
-        engine = await stack.enter_async_context(EngineClient(ready[-1]["url"], self.token))
-        if found:
-            await engine.restore(str(found.path))
-        return self.servers, engine
+    async def servers_and_ranks(self, stack: AsyncExitStack) -> tuple[dict[str, Backend], dict[str, EngineClient]]:
+        """Inference servers by URL and ranks by the net they hold (the names of engine/nets.py), started side by side; no rank
+        where nothing is trained."""
+        jobs = await self._rank_jobs() if trains(self.config) else {}
+        ready = await self._start_servers(stack, list(jobs.values()))
+        ranks = {
+            net: await stack.enter_async_context(EngineClient(facts["url"], self.token))
+            for net, facts in zip(jobs, ready, strict=True)
+        }
+        return self.servers, ranks
 
     async def servers_alone(self, stack: AsyncExitStack) -> None:
         """Inference servers where nothing is to be trained although there is a model."""
@@ -130,18 +129,43 @@ class Launch:
             stack.push_async_callback(backend.close)
         return ready[spec.size :]
 
-    def _rank_job(self) -> Job:
-        settings = EngineSettings.of(
-            resolved(self.config),
-            model_dir=str(self.model_dir),
-            fixed_length=self.config.gconfig.max_new_tokens or 0,
-            threads=threads_of(self.config.actor.threads, self.config),
-            total_steps=self.config.total_train_steps,
-            seed=self.config.seed,
-            deterministic=self.config.rollout.native.deterministic,
-            transfer=self.config.weights.transfer,
-        )
-        return Job("rank-0", "areal.engine.worker", settings.spec())
+    async def _rank_jobs(self) -> dict[str, Job]:
+        """The policy's rank, and those of the nets that the configuration gives it."""
+        config, actor = self.config, resolved(self.config)
+        jobs = {"policy": self._rank_job("rank-0", actor, str(self.model_dir), **self._objective())}
+        for net, section in (("reference", config.ref), ("teacher", config.teacher), ("critic", config.critic)):
+            if section is None:
+                continue
+            folder = await asyncio.to_thread(resolve, section.path or config.actor.path)
+            same_vocabulary(folder, Path(str(self.model_dir)), net)
+            own: dict[str, Any] = {"role": "frozen", "dtype": section.dtype}
+            if isinstance(section, CriticConfig):
+                own |= {"role": "critic", "optimizer": section.optimizer, "eps_clip": section.eps_clip}
+                own |= {"loss_aggregation": "token_mean"}
+            jobs[net] = self._rank_job(f"{net}-0", actor, str(folder), **own)
+        return jobs
+
+    def _rank_job(self, name: str, actor: ActorConfig, model_dir: str, **own: Any) -> Job:
+        common: dict[str, Any] = {
+            "model_dir": model_dir,
+            "threads": threads_of(actor.threads, self.config),
+            "total_steps": self.config.total_train_steps,
+            "seed": self.config.seed,
+            "deterministic": self.config.rollout.native.deterministic,
+            "transfer": self.config.weights.transfer,
+            "kl_ctl": 0.0,
+        }
+        return Job(name, "areal.engine.worker", EngineSettings.of(actor, **(common | own)).spec())
+
+    def _objective(self) -> dict[str, Any]:
+        """What the policy's loss takes from other sections."""
+        config, teacher = self.config, self.config.teacher or TeacherConfig()
+        return {
+            "fixed_length": config.gconfig.max_new_tokens or 0,
+            "kl_ctl": 0.0 if kl_off_the_reward(config) else config.actor.kl_ctl,
+            "rl_loss_weight": teacher.rl_loss_weight,
+            "distill_loss_weight": teacher.distill_loss_weight,
+        }
 
     async def front(self, stack: AsyncExitStack, *, attach: bool = True) -> tuple[list[JsonClient], str]:
         """Rollout workers, then the gateway that leads to them. attach: look first whether one runs already."""

@@ -52,8 +52,8 @@ async def train(run: Run) -> None:
             if batch is None:
                 break
             waited = time.monotonic() - started
-            stats = await learner.engine.train_step(
-                learner.credit.rows(batch.groups), step, run.gate.current.label, batch.lags
+            stats = await learner.nets.train(
+                batch.groups, step=step, current_version=run.gate.current.label, lags=batch.lags
             )
             version = await learner.publisher.publish(consumed=batch.group_ids)
             await settle(run.store.training, batch)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from areal.algorithms.base import Algorithm, LossInputs, LossSettings, Returns
 from areal.algorithms.cispo import CISPO
 from areal.algorithms.dapo import DAPO
+from areal.algorithms.distill import DISTILL
 from areal.algorithms.dr_grpo import DR_GRPO
 from areal.algorithms.grpo import GRPO
 from areal.algorithms.gspo import GSPO
@@ -40,6 +41,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         CISPO,
         SAPO,
         M2PO,
+        DISTILL,
     )
 }
 

@@ -10,7 +10,7 @@ honoured changes a number there, one that is not changes none. Used by learnable
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from areal.config.engine import ActorConfig
@@ -47,6 +47,7 @@ TRAITS: dict[str, Traits] = {
     ),
     "cispo": Traits(_CLIP | {"dynamic_sampling"}, {"eps_clip": 1.0, "eps_clip_higher": 4.0}),
     "sapo": Traits(frozenset({"sapo_tau_pos", "sapo_tau_neg", "dynamic_sampling"}), {"use_decoupled_loss": False}),
+    "distill": Traits(_PPO),
     "m2po": Traits(frozenset({"m2_threshold", "use_decoupled_loss", "rejection_sampling", "dynamic_sampling"})),
 }
 
@@ -60,6 +61,8 @@ GENERAL: dict[str, Any] = {
     "sapo_tau_neg": 1.05,
     "m2_threshold": 0.04,
     "dynamic_sampling": False,
+    "discount": 1.0,
+    "gae_lambda": 1.0,
 }
 """What a key means to an algorithm without a value of its own; eps_clip_higher follows eps_clip."""
 
@@ -68,15 +71,27 @@ SPECIFIC = (*GENERAL, "eps_clip_higher")
 
 
 def algorithm_name(config: RunConfig) -> str:
-    """auto: compare samples of one task with each other where there are several, else normalise over the batch."""
+    """auto: a critic means ppo; else compare samples of one task where there are several, or normalise over the batch."""
     if config.actor.algorithm != "auto":
         return config.actor.algorithm
-    return "grpo" if config.gconfig.n_samples > 1 else "ppo"
+    return "grpo" if config.gconfig.n_samples > 1 and config.critic is None else "ppo"
 
 
 def traits(config: RunConfig) -> Traits:
-    """Of the algorithm that this configuration runs."""
-    return TRAITS[algorithm_name(config)]
+    """Of the algorithm that this configuration runs, with its critic, its KL and its teacher."""
+    found = TRAITS[algorithm_name(config)]
+    if config.critic is not None:
+        found = replace(found, keys=found.keys | {"discount", "gae_lambda"}, compares=None)
+    elif kl_off_the_reward(config):
+        found = replace(found, keys=found.keys | {"discount"})
+    if config.teacher is not None and config.teacher.rl_loss_weight == 0:
+        found = replace(found, compares=None)
+    return found
+
+
+def kl_off_the_reward(config: RunConfig) -> bool:
+    """Whether the KL from the reference is taken off the rewards, token by token, instead of being part of the loss."""
+    return config.actor.kl_ctl > 0 and (algorithm_name(config) == "reinforce_plus_plus" or config.critic is not None)
 
 
 def resolved(config: RunConfig) -> ActorConfig:
@@ -85,6 +100,7 @@ def resolved(config: RunConfig) -> ActorConfig:
     values = {key: _first(getattr(actor, key), own.get(key, default)) for key, default in GENERAL.items()}
     values["eps_clip_higher"] = _first(actor.eps_clip_higher, own.get("eps_clip_higher", values["eps_clip"]))
     values["loss_aggregation"] = _first(actor.loss_aggregation, own.get("loss_aggregation", "token_mean"))
+    values["kl_estimator"] = actor.kl_estimator or ("k1" if kl_off_the_reward(config) else "k3")
     values["algorithm"] = algorithm_name(config)
     limit = config.gconfig.max_new_tokens
     if values["algorithm"] == "dapo" and actor.overlong_tokens is None and limit is not None:
@@ -102,9 +118,8 @@ def ignored(config: RunConfig) -> list[str]:
             continue
         shown = f"={value}" if not isinstance(value, RejectionSamplingConfig) else ""
         users = ", ".join(sorted(other for other, its in TRAITS.items() if key in its.keys))
-        found.append(
-            f"actor.{key}{shown}: {name} does not use it (docs/algorithms.md); take it out, or set actor.algorithm to one of {users}"
-        )
+        remedy = f"set actor.algorithm to one of {users}" if users else "configure a critic for ppo"
+        found.append(f"actor.{key}{shown}: {name} does not use it (docs/algorithms.md); take it out, or {remedy}")
     return found
 
 

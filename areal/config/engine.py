@@ -1,4 +1,4 @@
-"""What trains (`actor`, `ref`, `critic`)."""
+"""What trains, and what it asks (`actor`, `critic`, `ref`, `teacher`)."""
 
 from __future__ import annotations
 
@@ -41,6 +41,21 @@ class ModelConfig(Section):
     """Engine and its dimensions: `fsdp:d<N>` or `archon:d…t…p…c…e…`."""
     dtype: Dtype = "float32"
     """Of parameters and compute. bfloat16 halves memory; on CPUs without AMX it is slower."""
+
+
+class CriticConfig(ModelConfig):
+    """path empty = actor.path."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    eps_clip: float = Field(0.5, gt=0)
+    """A value moves at most this far from what it was at the start of the step before its loss goes flat."""
+
+
+class TeacherConfig(ModelConfig):
+    rl_loss_weight: float = Field(1.0, ge=0)
+    """Weight of the reward's loss; 0 = the teacher alone, then rewards and groups do not matter."""
+    distill_loss_weight: float = Field(0.005, gt=0)
+    """Weight of the reverse KL to the teacher; 1 for the teacher alone."""
 
 
 class ActorConfig(ObjectiveConfig, ModelConfig):

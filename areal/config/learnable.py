@@ -5,7 +5,7 @@ cannot_learn(config)        # one sentence each, with the remedy; part of starta
 
 from __future__ import annotations
 
-from areal.config.algorithms import algorithm_name, ignored, resolved, traits
+from areal.config.algorithms import algorithm_name, ignored, kl_off_the_reward, resolved, traits
 from areal.config.run import RunConfig
 
 
@@ -13,7 +13,7 @@ def cannot_learn(config: RunConfig) -> list[str]:
     """One line per reason, none where nothing is trained (no actor.path)."""
     if not config.actor.path:
         return []
-    return [*_nothing_to_compare(config), *ignored(config), *_lengths(config), *_stale_weights(config)]
+    return [*_nothing_to_compare(config), *ignored(config), *_lengths(config), *_stale_weights(config), *_nets(config)]
 
 
 def _nothing_to_compare(config: RunConfig) -> list[str]:
@@ -75,4 +75,38 @@ def _stale_weights(config: RunConfig) -> list[str]:
         found.append(
             f"actor.prox_logp_method={actor.prox_logp_method}: actor.use_decoupled_loss=false has no proximal policy; take one out"
         )
+    return found
+
+
+def _nets(config: RunConfig) -> list[str]:
+    """A net that nobody asks, and one that is asked but not there."""
+    name, actor, found = algorithm_name(config), config.actor, []
+    if actor.kl_ctl > 0 and config.ref is None:
+        found.append(
+            f"actor.kl_ctl={actor.kl_ctl} needs a reference policy: set ref.path (as a rule the same as actor.path), or "
+            "actor.kl_ctl=0"
+        )
+    if actor.kl_ctl == 0 and config.ref is not None:
+        found.append("ref: nothing asks the reference while actor.kl_ctl=0; set that (0.001 is usual), or take ref out")
+    if actor.kl_ctl == 0 and actor.kl_estimator is not None:
+        found.append(
+            f"actor.kl_estimator={actor.kl_estimator}: there is no KL while actor.kl_ctl=0; set that, or take it out"
+        )
+    if actor.kl_ctl > 0 and actor.kl_estimator == "k1" and not kl_off_the_reward(config):
+        found.append(
+            f"actor.kl_estimator=k1: actor.algorithm={name} has the KL in its loss, where the gradient of k1 is zero in the mean; "
+            "use k2 or k3"
+        )
+    if config.critic is not None and name != "ppo":
+        found.append(
+            f"critic: actor.algorithm={name} has no use for values; set actor.algorithm=ppo, or take critic out"
+        )
+    if (name == "distill") != (config.teacher is not None):
+        found.append(
+            "actor.algorithm=distill needs a teacher: set teacher.path"
+            if config.teacher is None
+            else f"teacher: actor.algorithm={name} asks no teacher; set actor.algorithm=distill, or take teacher out"
+        )
+    if config.teacher is not None and not config.teacher.path:
+        found.append("teacher.path is empty: name a model folder, a hub id, or a bundled model")
     return found

@@ -27,6 +27,7 @@ AlgorithmName = Literal[
     "cispo",
     "sapo",
     "m2po",
+    "distill",
 ]
 LossAggregation = Literal["token_mean", "sequence_mean", "fixed_length"]
 ProximalMethod = Literal["recompute", "loglinear"]
@@ -80,6 +81,14 @@ class ObjectiveConfig(Section):
     """The same for negative ones; larger lets them fade sooner. null = 1.05."""
     m2_threshold: float | None = Field(None, gt=0)
     """Largest second moment of the stale log-ratio over the tokens m2po keeps; null = 0.04."""
+    kl_ctl: float = Field(0.0, ge=0)
+    """Weight of the KL from `ref`, in the loss or taken off the reward (docs/algorithms.md); 0.001 to 0.1. 0 = none."""
+    kl_estimator: KlEstimator | None = None
+    """How it is estimated per token; null = k3 in the loss, k1 off the reward. In a loss k1 does not pull, and is refused."""
+    discount: float | None = Field(None, ge=0, le=1)
+    """Per token, of a critic's GAE and of KL off the reward; null = 1. Between turns it is rollout.agent.turn_discount."""
+    gae_lambda: float | None = Field(None, ge=0, le=1)
+    """Of a critic's GAE: 1 trusts returns, 0 the critic; null = 1."""
     dynamic_sampling: bool | None = None
     """Groups whose sessions all earn the same are dropped and replaced by new ones; null = false (dapo true)."""
     loss_aggregation: LossAggregation | None = None

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from areal.config.cluster import ClusterConfig, SchedulerConfig
-from areal.config.engine import ActorConfig, ModelConfig
+from areal.config.engine import ActorConfig, CriticConfig, ModelConfig, TeacherConfig
 from areal.config.rollout import GenerationConfig, RolloutConfig
 from areal.config.section import Section
 from areal.config.upstream import ApiGatewayConfig, ModelRoutingConfig
@@ -82,7 +82,8 @@ class RunConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     actor: ActorConfig = ActorConfig()
     ref: ModelConfig | None = None
-    critic: ModelConfig | None = None
+    critic: CriticConfig | None = None
+    teacher: TeacherConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
     gconfig: GenerationConfig = GenerationConfig()
     train_dataset: DatasetConfig = DatasetConfig()

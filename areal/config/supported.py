@@ -48,18 +48,24 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda t: t == "ray",
         "online mode needs the local or slurm scheduler, and ray is not part of this version; use scheduler.type=local",
     ),
-    Refusal(
-        "actor.backend", _engine("archon"), "the archon engine is not part of this version; use actor.backend=fsdp:d1"
+    *(
+        Refusal(
+            f"{net}.backend",
+            _engine("archon"),
+            f"the archon engine is not part of this version; use {net}.backend=fsdp:d1",
+        )
+        for net in ("actor", "critic", "ref", "teacher")
     ),
-    Refusal(
-        "actor.backend",
-        lambda t: parse_backend(t).name == "fsdp" and parse_backend(t).size > 1,
-        "more than one training process is not part of this version; use actor.backend=fsdp:d1",
+    *(
+        Refusal(
+            f"{net}.backend",
+            lambda t: parse_backend(t).name == "fsdp" and parse_backend(t).size > 1,
+            f"more than one training process is not part of this version; use {net}.backend=fsdp:d1",
+        )
+        for net in ("actor", "critic", "ref", "teacher")
     ),
     Refusal("rollout.backend", _engine("sglang"), "SGLang is not part of this version; use rollout.backend=native:d1"),
     Refusal("rollout.backend", _engine("vllm"), "vLLM is not part of this version; use rollout.backend=native:d1"),
-    Refusal("ref", _given, "no algorithm here uses a reference model; take the section out"),
-    Refusal("critic", _given, "training with a critic is not part of this version; take it out"),
     Refusal(
         "rollout.agent.mode",
         lambda t: t == "subproc",

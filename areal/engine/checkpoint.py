@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from areal.base.errors import ConfigError
-from areal.engine.model import PolicyNet
+from areal.engine.critic import Net
 
 WEIGHTS = "model.safetensors"
 FORMAT = 1
@@ -36,7 +36,7 @@ class Recovery:
     facts: Mapping[str, Any]
 
 
-def save(path: str | os.PathLike[str], policy: PolicyNet, source_dir: str, recovery: Recovery | None = None) -> None:
+def save(path: str | os.PathLike[str], policy: Net, source_dir: str, recovery: Recovery | None = None) -> None:
     """Write the folder `path`. source_dir: where tokenizer, template and generation settings are copied from.
 
     Raises OSError with the path when the disk is full; then `path` is as it was before."""
@@ -63,7 +63,7 @@ def save(path: str | os.PathLike[str], policy: PolicyNet, source_dir: str, recov
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def load(path: str | os.PathLike[str], policy: PolicyNet) -> Recovery | None:
+def load(path: str | os.PathLike[str], policy: Net) -> Recovery | None:
     """Put the folder's weights into the policy; returns the recovery state if it has one.
 
     Raises ConfigError if the folder is no checkpoint or belongs to another model."""

@@ -1,9 +1,10 @@
 """Whether a checkpoint folder is whole, told from its files alone: no torch, nothing loaded.
 
     is_complete(Path("checkpoints/step-000120"))
+    critic_beside(Path("checkpoints/step-000120"))         # checkpoints/critic-000120, where a critic is trained too
 
 A safetensors file states its own length in its header, so a file that was cut (a kill, a full disk, a copy that broke off)
-is seen without reading its data. Used by rollout/snapshots.py before a resume and before pruning.
+is seen without reading its data. Used by rollout/snapshots.py before a resume and before pruning, and by nets.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ def is_complete(folder: Path) -> bool:
         and _whole(folder / "recovery" / "optimizer.safetensors")
         and _is_json(folder / "recovery" / "state.json")
     )
+
+
+def critic_beside(folder: Path) -> Path:
+    """Where the critic that belongs to a policy's checkpoint lies."""
+    return folder.with_name(f"critic-{folder.name.rpartition('-')[2]}")
 
 
 def _whole(path: Path) -> bool:

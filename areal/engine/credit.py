@@ -2,12 +2,12 @@
 
     credit = Credit(ALGORITHMS["grpo"], Shaping(clip=20.0))
     rows = credit.rows(batch.groups)                                       # where no other net has a say
-    scored = Scored(reference=await reference.score(rows), values=...)     # arrays [n] per row
+    scored = Scored(reference=await reference.score(credit.bare_rows(batch.groups)))
     rows = credit.rows(batch.groups, scored)
 
 Returns are collected per interaction (each once, however many rows show it), shaped in the order of algorithms/reward_shaping.py,
 turned into advantages by the algorithm, and put at their interaction's tokens; KL in the reward and a critic's values then
-differ from token to token. The maths is algorithms/', the rows are rows.py's. Used by train.py and the batcher.
+differ from token to token. The maths is algorithms/', the rows are rows.py's. Used by nets.py; the batcher asks `informative`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from areal.algorithms.base import Algorithm, Returns
 from areal.algorithms.kl import KL_ESTIMATORS
 from areal.algorithms.reward_shaping import Rewards, Shaping, shaped
 from areal.algorithms.token_advantages import gae, minus_kl_to_go, paid_at_the_end, whitened
+from areal.base.errors import TrainingError
 from areal.base.types import FloatArray, Group
 from areal.engine.commands import Row
 from areal.engine.rows import InteractionReturns, interaction_returns, to_rows, trained_trajectories, trained_values
@@ -60,12 +61,20 @@ class Credit:
         return _with(rows, reference=reference, teacher=scored.teacher)
 
     def critic_rows(self, groups: Sequence[Group], scored: Scored) -> list[Row]:
-        """The critic's rows: the returns it should predict in the place of advantages, its values at the start as proximal."""
-        assert scored.values is not None
+        """The critic's rows: the returns it should predict in the place of advantages, its values at the start as proximal.
+
+        Raises TrainingError without the critic's values."""
+        if scored.values is None:
+            raise TrainingError("a critic's rows need its values at the start of the step; score the rows first")
         returns = interaction_returns(groups)
         advantages = self._advantages(groups, returns, scored)
         targets = advantages.numpy() + trained_values(groups, scored.values)
         return _with(to_rows(groups, returns, targets), proximal=scored.values)
+
+    def bare_rows(self, groups: Sequence[Group]) -> list[Row]:
+        """The same rows without advantages, for other nets to score."""
+        returns = interaction_returns(groups)
+        return to_rows(groups, returns, np.zeros(len(returns.keys), dtype=np.float32))
 
     def informative(self, group: Group) -> bool:
         """Whether the group's sessions differ, so that comparing them says something (dynamic sampling)."""
@@ -76,9 +85,9 @@ class Credit:
         if scored.values is None and not self.algorithm.whiten and not self.kl_in_reward:
             return self._returns(returns)
         interaction = torch.from_numpy(np.repeat(np.arange(len(returns.keys)), returns.tokens))
-        advantages, kl = self._returns(returns), self._kl(groups, scored)
+        kl = self._kl(groups, scored)
         if scored.values is None:
-            return minus_kl_to_go(advantages[interaction], kl, interaction, gamma=self.discount)
+            return minus_kl_to_go(self._returns(returns)[interaction], kl, interaction, gamma=self.discount)
         values = torch.from_numpy(trained_values(groups, scored.values))
         rewards = paid_at_the_end(shaped_returns(returns, self.shaping), interaction) - kl
         return gae(rewards, values, interaction, gamma=self.discount, lam=self.gae_lambda)

@@ -1,4 +1,4 @@
-"""The training engine of one rank: rows in, one training step on the policy, stats out.
+"""The engine of one rank: rows in, one training step on its net, stats out. The net is a policy, a frozen policy or a critic.
 
     engine = TrainEngine.load(settings)
     stats = engine.train_step(rows, step=3, current_version=3)
@@ -8,7 +8,8 @@
 A step is one or more optimizer mini-batches (whole sessions), each packed into micro-batches (batch.py) whose losses add up. The proximal
 policy is the one at the start of the step: with a single mini-batch its log-probs are those of the same forward pass, detached; with
 several they are computed once, before the first update. A mini-batch in which every advantage is 0 has nothing to say: no optimizer
-step, weights and moments stay as they are. Single-threaded; worker.py is its process.
+step, weights and moments stay as they are. A frozen engine (reference, teacher) only scores and has no optimizer. Single-threaded;
+worker.py is its process.
 """
 
 from __future__ import annotations
@@ -24,30 +25,39 @@ from torch import Tensor
 
 from areal.algorithms import ALGORITHMS, LossInputs, LossSettings
 from areal.algorithms.off_policy import Correction, loglinear
+from areal.algorithms.ppo import CRITIC
 from areal.base.errors import ConfigError, TrainingError
 from areal.base.types import FloatArray
 from areal.engine import checkpoint
 from areal.engine.batch import PackedBatch, loss_weights, pack
 from areal.engine.commands import Row
-from areal.engine.model import PolicyNet, load_policy
+from areal.engine.critic import Net, load_critic
+from areal.engine.model import load_policy
 from areal.engine.optimizer import Optimizer
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
 from areal.engine.stats import StepStats
 
+OUTPUT = {"policy": "the policy's log-prob", "frozen": "the frozen net's log-prob", "critic": "the critic's value"}
+
 
 class TrainEngine:
-    """One policy, its optimizer and its algorithm. Not thread-safe: one command at a time."""
+    """One net, its optimizer and its algorithm. Not thread-safe: one command at a time."""
 
-    def __init__(self, policy: PolicyNet, settings: EngineSettings) -> None:
+    def __init__(self, policy: Net, settings: EngineSettings) -> None:
         if settings.algorithm not in ALGORITHMS:
             raise ConfigError(f"no algorithm {settings.algorithm!r}; known: {', '.join(sorted(ALGORITHMS))}")
         self.policy = policy
         self.settings = settings
-        self._algorithm = ALGORITHMS[settings.algorithm]
+        self._algorithm = CRITIC if settings.role == "critic" else ALGORITHMS[settings.algorithm]
+        self._drops_zero = self._algorithm.drop_zero and not settings.kl_ctl
         self._lags: dict[int, int] = {}
         self._loss_settings = _loss_settings(settings)
-        self._optimizer = Optimizer(policy.named_parameters(), settings.optimizer, total_steps=settings.total_steps)
+        self._learns = (
+            None
+            if settings.role == "frozen"
+            else Optimizer(policy.named_parameters(), settings.optimizer, total_steps=settings.total_steps)
+        )
 
     @classmethod
     def load(cls, settings: EngineSettings) -> Self:
@@ -55,14 +65,13 @@ class TrainEngine:
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
         torch.use_deterministic_algorithms(settings.deterministic)
-        policy = load_policy(
-            settings.model_dir, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing
-        )
-        return cls(policy, settings)
+        load = load_critic if settings.role == "critic" else load_policy
+        net = load(settings.model_dir, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing)
+        return cls(net, settings)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """The current policy's log-probs, one array [n] per row, 0 where not trained."""
+        """The net's log-probs (a critic's values) under the current weights, one array [n] per row, 0 where not trained."""
         return self._score(self._decoded(rows))
 
     def train_step(
@@ -72,6 +81,7 @@ class TrainEngine:
         that the weights of each label are behind them, for proximal log-probs by `loglinear`.
 
         Raises TrainingError naming the session whose numbers are not finite; the mini-batch at fault is not applied."""
+        optimizer = self._optimizer
         started = time.monotonic()
         arrays = self._decoded(rows)
         aggregation, length = self.settings.loss_aggregation, self.settings.fixed_length
@@ -85,7 +95,7 @@ class TrainEngine:
         for part, total in zip(kept, totals, strict=True):
             stats.weight_total = total if aggregation == "fixed_length" else 1.0
             self._mini_batch(self._screened(part, stats), step, stats)
-        return stats.result(seconds=time.monotonic() - started, lr=self._optimizer.lr(step))
+        return stats.result(seconds=time.monotonic() - started, lr=optimizer.lr(step))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Current weights in Hugging Face names, tied ones once, not copied."""
@@ -110,8 +120,14 @@ class TrainEngine:
         self._optimizer.load_state_tensors(tensors, steps=int(recovery.facts["optimizer_steps"]))
         return dict(recovery.facts)
 
+    @property
+    def _optimizer(self) -> Optimizer:
+        if self._learns is None:
+            raise ConfigError(f"the net of {self.settings.model_dir} is frozen; it scores, another one is trained")
+        return self._learns
+
     def _decoded(self, rows: Sequence[Row]) -> list[RowArrays]:
-        vocabulary = self.policy.head.weight.shape[0]
+        vocabulary = self.policy.vocabulary
         arrays = [decode_row(row) for row in rows]
         for row in arrays:
             strange = row.ids[(row.ids < 0) | (row.ids >= vocabulary)]
@@ -123,7 +139,7 @@ class TrainEngine:
         return arrays
 
     def _skippable(self, row: RowArrays) -> bool:
-        return not row.trained.any() or (self._algorithm.drop_zero and not row.advantages[row.trained].any())
+        return not row.trained.any() or (self._drops_zero and not row.advantages[row.trained].any())
 
     def _mini_batches(self, rows: Sequence[RowArrays]) -> list[list[RowArrays]]:
         """Whole sessions, mini_batch_size at a time, in batch order."""
@@ -140,7 +156,8 @@ class TrainEngine:
     def _score(self, rows: Sequence[RowArrays]) -> list[FloatArray]:
         scored = [np.zeros(len(row.ids), dtype=np.float32) for row in rows]
         for packed in self._packs(rows):
-            logprobs, _ = self.policy.logprobs(packed)
+            logprobs, _ = self.policy.outputs(packed)
+            self._check_finite(packed, rows, logprobs)
             values = logprobs.cpu().numpy()
             for number in np.unique(packed.row):
                 own = packed.row == number
@@ -176,7 +193,7 @@ class TrainEngine:
         return screened
 
     def _mini_batch(self, rows: Sequence[RowArrays], step: int, stats: StepStats) -> None:
-        if not any(row.advantages[row.trained].any() for row in rows):
+        if not rows or (self._drops_zero and not any(row.advantages[row.trained].any() for row in rows)):
             return
         stats.updated_rows += len(rows)
         try:
@@ -193,15 +210,8 @@ class TrainEngine:
         stats.add_update(applied.grad_norm)
 
     def _micro_batch(self, packed: PackedBatch, rows: Sequence[RowArrays], stats: StepStats) -> None:
-        logprobs, entropy = self.policy.logprobs(packed)
-        finite = torch.isfinite(logprobs.detach())
-        if not finite.all():
-            slot = int((~finite).nonzero()[0, 0])
-            session = rows[int(packed.row[slot])].session_id
-            raise TrainingError(
-                f"session {session}: the policy's log-prob of token {int(packed.position[slot])} is {float(logprobs.detach()[slot]):g}; "
-                "the weights have diverged or the token cannot be sampled: resume from an earlier checkpoint with a lower actor.optimizer.lr"
-            )
+        logprobs, entropy = self.policy.outputs(packed)
+        self._check_finite(packed, rows, logprobs.detach())
         packed = packed.to(logprobs.device)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -219,6 +229,17 @@ class TrainEngine:
         known = self.settings.prox_logp_method == "recompute"
         at_start = inputs.proximal if known else logprobs.detach() if stats.updates == 0 else None
         stats.add_micro_batch(packed, inputs, loss.detach(), loss_stats, at_start)
+
+    def _check_finite(self, packed: PackedBatch, rows: Sequence[RowArrays], outputs: Tensor) -> None:
+        finite = torch.isfinite(outputs)
+        if finite.all():
+            return
+        slot = int((~finite).nonzero()[0, 0])
+        raise TrainingError(
+            f"session {rows[int(packed.row[slot])].session_id}: {OUTPUT[self.settings.role]} of token {int(packed.position[slot])} is "
+            f"{float(outputs[slot]):g}; the weights have diverged or the token cannot be sampled: resume from an earlier "
+            "checkpoint with a lower learning rate"
+        )
 
     def _proximal(self, packed: PackedBatch, logprobs: Tensor) -> Tensor:
         if packed.proximal is not None:

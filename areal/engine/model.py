@@ -36,19 +36,20 @@ class PolicyNet:
         self.head = model.get_output_embeddings()
         self.device: torch.device = next(model.parameters()).device
 
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below this."""
+        return int(self.head.weight.shape[0])
+
     def logprobs(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probs [m] and entropies [m] of the packed predictions, float32."""
         packed = packed.to(self.device)
-        hidden = self.body(
-            input_ids=packed.ids[None],
-            position_ids=packed.positions[None],
-            use_cache=False,
-            forest=packed,
-        ).last_hidden_state[0]
-        sources = hidden.index_select(0, packed.source)
+        sources = hidden_states(self.body, packed)
         return token_logprobs(
             sources, self.head.weight, packed.target, packed.temperature, bias=getattr(self.head, "bias", None)
         )
+
+    outputs = logprobs  # what the engine trains on
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters, tied ones once."""
@@ -62,6 +63,14 @@ class PolicyNet:
                 continue
             seen.add(tensor.data_ptr())
             yield name, tensor.detach()
+
+
+def hidden_states(body: Any, packed: PackedBatch) -> Tensor:
+    """The last hidden states [m, d] at the tokens that predict."""
+    hidden: Tensor = body(
+        input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, forest=packed
+    ).last_hidden_state[0]
+    return hidden.index_select(0, packed.source)
 
 
 def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False) -> PolicyNet:

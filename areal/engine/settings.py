@@ -8,17 +8,21 @@ Everything is resolved here (config/algorithms.py): no `auto`, no open key, no 0
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
 from areal.config.engine import ActorConfig, Dtype, OptimizerConfig
-from areal.config.objective import LossAggregation, ProximalMethod, RejectionSamplingConfig
+from areal.config.objective import KlEstimator, LossAggregation, ProximalMethod, RejectionSamplingConfig
 from areal.config.run import TransferName
 from areal.config.section import Section
 
+EngineRole = Literal["policy", "frozen", "critic"]
+
 
 class EngineSettings(Section):
+    role: EngineRole = "policy"
+    """policy: trained by `algorithm`. frozen: scores only. critic: has a value head, learns the returns."""
     model_dir: str
     """A folder with config.json, safetensors and tokenizer files."""
     algorithm: str
@@ -42,6 +46,11 @@ class EngineSettings(Section):
     sapo_tau_pos: float = 1.0
     sapo_tau_neg: float = 1.05
     m2_threshold: float = 0.04
+    kl_ctl: float = 0.0
+    """Weight of the KL to the reference in the loss; 0 where it is taken off the reward."""
+    kl_estimator: KlEstimator = "k3"
+    rl_loss_weight: float = 1.0
+    distill_loss_weight: float = 0.005
     loss_aggregation: LossAggregation = "token_mean"
     fixed_length: int = 0
     """Tokens that fixed_length divides by, per session."""

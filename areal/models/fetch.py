@@ -70,6 +70,27 @@ def check_folder(folder: Path) -> None:
     raise ConfigError(f"{folder} has no model.safetensors: save the model with save_pretrained")
 
 
+def same_vocabulary(folder: Path, policy: Path, role: str) -> None:
+    """Raises ConfigError unless both folders' tokenizers give the same id to every token: log-probs of ids are compared."""
+    ours, theirs = _vocabulary(policy), _vocabulary(folder)
+    if ours is None or theirs is None or ours == theirs:
+        return
+    raise ConfigError(
+        f"{role}: the tokenizer of {folder} is not that of the policy in {policy}, so its log-probs would be of other tokens; "
+        "use a model of the same family"
+    )
+
+
+def _vocabulary(folder: Path) -> dict[str, int] | None:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    found = json.loads(file.read_text())
+    vocabulary = found.get("model", {}).get("vocab")
+    added = {each["content"]: each["id"] for each in found.get("added_tokens", [])}
+    return vocabulary | added if isinstance(vocabulary, dict) else None
+
+
 def _check_index(folder: Path, index: Path) -> None:
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values())

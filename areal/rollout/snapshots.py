@@ -1,6 +1,6 @@
 """When the run is saved, and from where it goes on.
 
-    snapshots = Snapshots(folder.checkpoints, engine, freq_steps=20, keep=2)
+    snapshots = Snapshots(folder.checkpoints, nets, freq_steps=20, keep=2)
     await snapshots.save_if_due(step)                  # after `step` trained steps
     found = latest(folder.checkpoints)                 # Snapshot(step=120, path=...) or None
 
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from areal.base.atomic import write_atomic
 from areal.base.logs import announce, warn
-from areal.engine.checkpoint_files import is_complete
-from areal.engine.client import EngineClient
+from areal.engine.checkpoint_files import critic_beside, is_complete
+from areal.engine.nets import Nets
 
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -31,11 +31,11 @@ class Snapshot:
 
 
 class Snapshots:
-    """Saves through the engine, moves the pointer, prunes."""
+    """Saves through the nets, moves the pointer, prunes."""
 
-    def __init__(self, folder: Path, engine: EngineClient, *, freq_steps: int | None, keep: int) -> None:
+    def __init__(self, folder: Path, nets: Nets, *, freq_steps: int | None, keep: int) -> None:
         self._folder = folder
-        self._engine = engine
+        self._nets = nets
         self._freq_steps = freq_steps
         self._keep = keep
         self._saved: int | None = None
@@ -49,7 +49,7 @@ class Snapshots:
         if step == self._saved:
             return
         path = self._folder / f"step-{step:06d}"
-        await self._engine.save(str(path), step=step, full=True)
+        await self._nets.save(str(path), step=step, full=True)
         write_atomic(self._folder / "latest", path.name.encode())
         self._saved = step
         announce("RLTrainer", f"checkpoint of step {step} saved to {path}")
@@ -60,6 +60,7 @@ class Snapshots:
         for path in complete[: -self._keep]:
             if path != newest:
                 shutil.rmtree(path)
+                shutil.rmtree(critic_beside(path), ignore_errors=True)  # most runs have none
 
 
 def latest(folder: Path) -> Snapshot | None:

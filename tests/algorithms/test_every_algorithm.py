@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from areal.algorithms import ALGORITHMS, LossInputs, LossSettings, Returns
 from areal.algorithms.off_policy import Correction
+from areal.algorithms.ppo import CRITIC
+from areal.base.errors import TrainingError
 from areal.config.algorithms import GENERAL, TRAITS
 
 Token = tuple[float, float, float, float]  # log-probs: new, proximal, behaviour; advantage
@@ -24,6 +26,7 @@ answers = st.lists(
     st.lists(st.tuples(log_prob, log_prob, log_prob, st.floats(-2, 2)), min_size=1, max_size=4), min_size=1, max_size=4
 )
 CAP = 5.0
+TEACHER = -1.2
 
 
 def inputs(batch: list[Answer], reference: float | None = None) -> LossInputs:
@@ -38,6 +41,7 @@ def inputs(batch: list[Answer], reference: float | None = None) -> LossInputs:
         weight=torch.full((m,), 1 / m, dtype=torch.float64),
         interaction=torch.tensor([number for number, answer in enumerate(batch) for _ in answer]),
         reference=None if reference is None else torch.full((m,), reference, dtype=torch.float64),
+        teacher=torch.full((m,), TEACHER, dtype=torch.float64),
     )
 
 
@@ -83,12 +87,19 @@ def sapo(answer: Answer, s: LossSettings) -> list[float]:
     return [-a * 4 / t / (1 + math.exp(-t * (r - 1))) for (*_, a), t, r in zip(answer, taus, ratios, strict=True)]
 
 
+def distill(answer: Answer, s: LossSettings) -> list[float]:
+    towards = [min(math.exp(p - b), CAP) * math.exp(new - p) * (new - TEACHER) for new, p, b, _ in answer]
+    rewarded = ppo(answer, s)
+    return [s.rl_loss_weight * r + s.distill_loss_weight * t for r, t in zip(rewarded, towards, strict=True)]
+
+
 NAIVE: dict[str, Callable[[Answer, LossSettings], list[float]]] = {
     **dict.fromkeys(("ppo", "grpo", "dr_grpo", "lite_ppo", "rloo", "reinforce_plus_plus", "dapo"), ppo),
     **dict.fromkeys(("reinforce", "reinforce_baseline", "m2po"), gradient),
     "gspo": gspo,
     "cispo": cispo,
     "sapo": sapo,
+    "distill": distill,
 }
 
 
@@ -124,6 +135,7 @@ def test_at_the_start_every_gradient_is_the_policy_gradient(name: str) -> None:
     """Fresh tokens, no step yet: all ratios are 1, and d loss / d log pi = -A / m. (gspo shares its advantage in an answer.)"""
     batch = [[(-1.0, -1.0, -1.0, 0.7)], [(-2.0, -2.0, -2.0, -0.4), (-0.5, -0.5, -0.5, -0.4)]]
     given_inputs = inputs(batch)
+    given_inputs = replace(given_inputs, teacher=given_inputs.logprobs.detach())
     ALGORITHMS[name].loss(given_inputs, settings_of(name))[0].backward()
     assert given_inputs.logprobs.grad is not None
     torch.testing.assert_close(given_inputs.logprobs.grad, -given_inputs.advantages / 3)
@@ -223,3 +235,40 @@ def test_what_is_compared_is_what_the_configuration_believes(name: str) -> None:
 def test_own_values_are_keys_that_exist() -> None:
     for traits in TRAITS.values():
         assert set(traits.own) <= set(GENERAL) | {"eps_clip_higher", "loss_aggregation"}
+
+
+def test_distillation_alone_is_the_reverse_kl_s_gradient() -> None:
+    """Over a whole vocabulary, weighed by pi: sum of pi * (log pi - log q) * d log pi is d KL(pi | q), exactly."""
+    logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensor([0.1, 0.4, -0.5], dtype=torch.float64).log_softmax(0)
+    logprobs = logits.log_softmax(0)
+    pi = logprobs.exp().detach()
+    given_inputs = LossInputs(
+        logprobs, logprobs.detach(), logprobs.detach(), torch.ones(3).double(), pi, torch.arange(3), teacher=teacher
+    )
+    loss, stats = ALGORITHMS["distill"].loss(given_inputs, LossSettings(rl_loss_weight=0.0, distill_loss_weight=1.0))
+    [ours] = torch.autograd.grad(loss, logits)
+    true = (logits.log_softmax(0).exp() * (logits.log_softmax(0) - teacher)).sum()
+    torch.testing.assert_close(ours, torch.autograd.grad(true, logits)[0])
+    assert stats["teacher_kl"].item() == pytest.approx(true.item())
+
+
+def test_distillation_without_a_teacher_says_so() -> None:
+    with pytest.raises(TrainingError, match="configure the section `teacher`"):
+        ALGORITHMS["distill"].loss(replace(inputs([[(-1.0, -1.0, -1.0, 1.0)]]), teacher=None), LossSettings())
+
+
+def naive_value_loss(new: float, old: float, target: float, eps: float) -> float:
+    clipped = old + bounded(new - old, -eps, eps)
+    return 0.5 * max((new - target) ** 2, (clipped - target) ** 2)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=6))
+def test_the_critic_s_loss_is_the_clipped_square(tokens: list[tuple[float, float, float]]) -> None:
+    new, old, target = torch.tensor(tokens, dtype=torch.float64).T
+    m = len(tokens)
+    given_inputs = LossInputs(new, old, old, target, torch.full((m,), 1 / m).double(), torch.arange(m))
+    loss, stats = CRITIC.loss(given_inputs, LossSettings(eps_clip=0.5))
+    assert loss.item() == pytest.approx(sum(naive_value_loss(*token, 0.5) for token in tokens) / m, rel=1e-6, abs=1e-9)
+    assert stats["value_error"].item() == pytest.approx(sum(abs(n - t) for n, _, t in tokens) / m, rel=1e-6, abs=1e-9)

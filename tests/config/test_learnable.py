@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal.config.algorithms import TRAITS, ignored, resolved
+from areal.config.algorithms import TRAITS, algorithm_name, ignored, resolved
 from areal.config.load import load_config
 from areal.config.run import RunConfig
 from areal.config.startable import why_not
@@ -18,13 +18,13 @@ def load(*overrides: str) -> RunConfig:
 
 @pytest.mark.parametrize("name", sorted(name for name, traits in TRAITS.items() if traits.compares == "group"))
 def test_T069_a_comparison_within_groups_of_one_is_refused(name: str) -> None:
-    limit = "gconfig.max_new_tokens=64"
-    [reason] = why_not(load(f"actor.algorithm={name}", limit))
+    needed = ["gconfig.max_new_tokens=64", *(["teacher.path=tiny"] if name == "distill" else [])]
+    [reason] = why_not(load(f"actor.algorithm={name}", *needed))
     assert reason.startswith(
         f"actor.algorithm={name} compares the samples of a task with each other, and gconfig.n_samples=1"
     )
     assert reason.endswith("Set gconfig.n_samples to 2 or more, or actor.algorithm=ppo")
-    assert why_not(load(f"actor.algorithm={name}", limit, *GROUPED)) == []
+    assert why_not(load(f"actor.algorithm={name}", *needed, *GROUPED)) == []
 
 
 @pytest.mark.parametrize("name", ["auto", "ppo", "reinforce", "reinforce_plus_plus"])
@@ -108,3 +108,45 @@ def test_the_shipped_configurations_can_learn() -> None:
     root = Path(__file__).resolve().parents[2]
     for file in ("examples/math_agent/config.yaml", "examples/openclaw/config.yaml", "configs/tiny.yaml"):
         assert why_not(load_config(root / file)) == [], file
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["actor.kl_ctl=0.1"], "actor.kl_ctl=0.1 needs a reference policy: set ref.path"),
+        (["ref.path=tiny"], "nothing asks the reference while actor.kl_ctl=0"),
+        (["actor.kl_estimator=k2"], "there is no KL while actor.kl_ctl=0"),
+        (
+            ["ref.path=tiny", "actor.kl_ctl=0.1", "actor.kl_estimator=k1"],
+            "the gradient of k1 is zero in the mean; use k2 or k3",
+        ),
+        (["critic.path=tiny", "actor.algorithm=grpo"], "has no use for values; set actor.algorithm=ppo"),
+        (["teacher.path=tiny"], "asks no teacher; set actor.algorithm=distill"),
+        (["actor.algorithm=distill"], "actor.algorithm=distill needs a teacher: set teacher.path"),
+        (["actor.algorithm=distill", "teacher.rl_loss_weight=0"], "teacher.path is empty"),
+        (
+            ["actor.gae_lambda=0.9"],
+            "actor.gae_lambda=0.9: grpo does not use it (docs/algorithms.md); take it out, or configure a critic",
+        ),
+        (["actor.discount=0.9"], "actor.discount=0.9: grpo does not use it"),
+        (["ref.path=tiny", "actor.kl_ctl=0.1", "ref.backend=fsdp:d2"], "use ref.backend=fsdp:d1"),
+    ],
+)
+def test_a_net_that_is_missing_or_asked_by_nobody_is_one_sentence(overrides: list[str], said: str) -> None:
+    [reason] = why_not(load(*overrides, *GROUPED))
+    assert said in reason
+
+
+def test_nets_that_are_asked_start() -> None:
+    assert why_not(load("ref.path=tiny", "actor.kl_ctl=0.1", *GROUPED)) == []
+    assert why_not(load("critic.path=tiny", "actor.gae_lambda=0.9", "actor.discount=0.9", *GROUPED)) == []
+    reward = ["ref.path=tiny", "actor.kl_ctl=0.1", "actor.kl_estimator=k1"]
+    assert why_not(load(*reward, "actor.algorithm=reinforce_plus_plus", "actor.discount=0.9")) == []
+    assert why_not(load(*reward, "critic.path=tiny")) == []
+    assert why_not(load("actor.algorithm=distill", "teacher.path=tiny", "teacher.rl_loss_weight=0")) == []
+    assert algorithm_name(load("critic.path=tiny", *GROUPED)) == "ppo"
+
+
+def test_the_kl_is_estimated_where_it_belongs() -> None:
+    assert resolved(load("ref.path=tiny", "actor.kl_ctl=0.1", *GROUPED)).kl_estimator == "k3"
+    assert resolved(load("ref.path=tiny", "actor.kl_ctl=0.1", "critic.path=tiny")).kl_estimator == "k1"

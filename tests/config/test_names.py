@@ -165,14 +165,16 @@ def test_every_refusal_names_a_key_and_its_remedy() -> None:
 
 
 def test_what_is_not_built_is_refused_with_every_reason_and_placeholders_too(in_fixtures: Path) -> None:
-    found = reasons(second("scheduler.type=ray", "critic.path=m", "ref.path=m", "rollout.backend=vllm:d2"))
+    found = reasons(
+        second("scheduler.type=ray", "critic.backend=fsdp:d2", "ref.backend=archon:d1", "rollout.backend=vllm:d2")
+    )
     text = "\n".join(found)
     for part in (
         "scheduler.type=ray: online mode needs",
         "archon",
         "vLLM",
-        "critic",
-        "ref:",
+        "critic.backend=fsdp:d2",
+        "ref.backend=archon:d1",
         "reward_source=reward_model",
     ):
         assert part in text

@@ -76,9 +76,9 @@ async def steps(run: Run, n: int, keep: Path | None = None) -> list[str]:
     for step in range(n):
         batch = await run.batcher.next_batch()
         sessions += batch.accounts
-        await learner.engine.train_step(learner.credit.rows(batch.groups), step, run.gate.current.label, batch.lags)
+        await learner.nets.train(batch.groups, step=step, current_version=run.gate.current.label, lags=batch.lags)
         if keep is not None:
-            await learner.engine.save(str(keep / str(run.gate.next_version().label)), step=step, full=False)
+            await learner.nets.save(str(keep / str(run.gate.next_version().label)), step=step, full=False)
         await learner.publisher.publish(consumed=batch.group_ids)
     return sessions
 
@@ -143,7 +143,7 @@ async def test_lag_0_is_bit_equal_to_a_plain_sequential_loop(tmp_path) -> None:
     async with asyncio.timeout(120), assemble(config, folder) as run:
         await steps(run, STEPS)
         assert run.learner is not None
-        await run.learner.engine.save(str(tmp_path / "service"), step=STEPS, full=False)
+        await run.learner.nets.save(str(tmp_path / "service"), step=STEPS, full=False)
         assert (await run.store.training.counts()).dropped == {}
     TrainLoop(config).run(tmp_path / "plain")
     ours, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("service", "plain"))

@@ -1,0 +1,80 @@
+"""The nets of a run: the policy that is trained, and those it asks: a frozen reference, a teacher, a critic that learns beside it.
+
+    nets = Nets(policy, credit, reference=ref)             # each an EngineClient: an instance of the one engine, in its own rank
+    stats = await nets.train(batch.groups, step=3, current_version=3, lags=batch.lags)
+    await nets.save(path, step=4, full=True); await nets.restore(path)
+
+A step: the others score the rows first, then credit.py makes advantages of rewards, values and KL, then the policy takes its step, then
+the critic, both on what was scored before either moved. A critic's checkpoint lies beside the policy's and is written first, so a
+complete policy checkpoint has its critic. No torch in here. Used by train.py, assemble.py and rollout/snapshots.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal.base.types import FloatArray, Group
+from areal.engine.checkpoint_files import critic_beside
+from areal.engine.client import EngineClient
+from areal.engine.commands import Row
+from areal.engine.credit import Credit, Scored
+
+CRITIC_STATS = ("loss", "clip_ratio", "value_error", "grad_norm", "lr")
+"""What of the critic's step is reported, as critic_NAME."""
+
+
+class Nets:
+    """One policy and the nets it is trained with; see the module's docstring."""
+
+    def __init__(
+        self,
+        policy: EngineClient,
+        credit: Credit,
+        *,
+        reference: EngineClient | None = None,
+        teacher: EngineClient | None = None,
+        critic: EngineClient | None = None,
+    ) -> None:
+        self.policy = policy
+        self.credit = credit
+        self._reference = reference
+        self._teacher = teacher
+        self._critic = critic
+
+    async def train(
+        self, groups: Sequence[Group], *, step: int, current_version: int, lags: Mapping[int, int]
+    ) -> dict[str, float]:
+        """One training step of all that learns; the policy's stats (commands.Stepped), the critic's with a prefix."""
+        scored = await self._score(groups)
+        stats = await self.policy.train_step(self.credit.rows(groups, scored), step, current_version, lags)
+        if self._critic is None:
+            return stats
+        theirs = await self._critic.train_step(self.credit.critic_rows(groups, scored), step, current_version)
+        return stats | {f"critic_{name}": theirs[name] for name in CRITIC_STATS}
+
+    async def save(self, path: str, step: int, *, full: bool) -> None:
+        """The policy's checkpoint folder, and its critic's beside it."""
+        if self._critic is not None:
+            await self._critic.save(str(critic_beside(Path(path))), step, full=full)
+        await self.policy.save(path, step, full=full)
+
+    async def restore(self, path: str) -> dict[str, Any]:
+        """Go on from there; returns the policy's facts. Raises ConfigError where the critic's part is missing."""
+        if self._critic is not None:
+            await self._critic.restore(str(critic_beside(Path(path))))
+        return await self.policy.restore(path)
+
+    async def _score(self, groups: Sequence[Group]) -> Scored:
+        asked = (self._reference, self._teacher, self._critic)
+        if asked == (None, None, None):
+            return Scored()
+        rows = self.credit.bare_rows(groups)
+        reference, teacher, values = await asyncio.gather(*(_ask(net, rows) for net in asked))
+        return Scored(reference, teacher, values)
+
+
+async def _ask(net: EngineClient | None, rows: Sequence[Row]) -> list[FloatArray] | None:
+    return None if net is None else await net.score(rows)
