@@ -58,7 +58,7 @@ class Server:
 
     def __init__(self, answers: Answers, delay_s: float) -> None:
         self._answers, self._delay_s = answers, delay_s
-        self._stamps: list[int] = []
+        self._stamps: list[int] = []  # of the newest answer
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -83,14 +83,13 @@ class Server:
 
     async def _stream(self, chunks: list[bytes], writer: asyncio.StreamWriter) -> None:
         writer.write(_STREAM)
-        stamps = []
+        stamps = self._stamps = []
         for chunk in chunks:
             stamps.append(time.monotonic_ns())
             writer.write(chunk)
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
         writer.write(b"0\r\n\r\n")
-        self._stamps = stamps
 
 
 def _chunk(event: bytes) -> bytes:

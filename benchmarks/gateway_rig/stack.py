@@ -4,7 +4,7 @@
         fake = await stack.script("fake_backend.py", "--events", "64")
         worker = await stack.worker("w0", fake, config)      # rollout.backend and model as the config says
         gateway = await stack.gateway()
-        stack.register("w1", fake.url)                       # anything that answers may stand in a worker's place
+        await stack.register("w1", fake.url)                 # anything that answers may stand in a worker's place
         gateway.cpu_s(), gateway.rss()
 
 Nothing of the product is replaced or patched; only training is missing, so limits are published here. Everything ends with
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -146,9 +147,10 @@ class Stack:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return await self._child("scripted", "areal.inference.scripted.server", path=str(path)), path
 
-    def register(self, worker_id: str, url: str) -> str:
+    async def register(self, worker_id: str, url: str) -> str:
         """Put a process that is no worker of ours into the registry, and keep it there. Returns a key that leads to it."""
         self._registered[worker_id] = url
+        await self._heartbeats()
         return self.keys.mint(worker_id)
 
     async def _child(self, name: str, module: str, **job: Any) -> Running:
@@ -170,6 +172,10 @@ class Stack:
 
     async def _beat(self) -> None:
         while True:
-            for worker_id, url in list(self._registered.items()):
-                await self.store.registry.heartbeat(WorkerInfo(worker_id, url, os.getpid(), "bench", time.time()))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1)
+            await self._heartbeats()
+
+    async def _heartbeats(self) -> None:
+        for worker_id, url in self._registered.items():
+            worker = WorkerInfo(worker_id, url, os.getpid(), socket.gethostname(), time.time())
+            await self.store.registry.heartbeat(worker)

@@ -54,29 +54,31 @@ class Place:
 
 
 async def run(report: Report, *, quick: bool) -> None:
-    async with Stack() as stack:
+    async with Stack() as stack, Stack() as beside:
         fake = await stack.script("fake_backend.py", "--events", str(EVENTS), "--delay-ms", str(DELAY_MS))
-        places = await _places(stack, fake, report)
+        places = await _places(stack, beside, fake, report)
         await _latency(report, places, fake, conversations=5 if quick else 40)
         await _cpu(report, places, rounds=1 if quick else 5, conversations=12 if quick else 40)
         gateway = next(place for place in places if place.name == "gateway").parts[0]
         report.figure("gateway: memory after all this", gateway.rss() / 2**20, "MB", at_most=150)
 
 
-async def _places(stack: Stack, fake: Running, report: Report) -> list[Place]:
+async def _places(stack: Stack, beside: Stack, fake: Running, report: Report) -> list[Place]:
+    """beside: a run of its own, whose only worker is the fake backend."""
     model = str(resolve("smollm2-135m"))
     worker = await stack.worker("w0", fake, {"rollout.backend": "native:d1"}, model)
-    key = stack.register("stand-in", fake.url)
-    forwarder, gateway = await stack.script("forwarder.py", fake.url), await stack.gateway()
+    front = await stack.gateway()
+    key = await beside.register("w0", fake.url)
+    forwarder, gateway = await beside.script("forwarder.py", fake.url), await beside.gateway()
     places = [
         Place("direct", fake.url, "none", ()),
         Place("forwarder", forwarder.url, "none", (forwarder,)),
         Place("gateway", gateway.url, key, (gateway,)),
-        Place("service", gateway.url, None, (gateway, worker), leading_events=1),
+        Place("service", front.url, None, (front, worker), leading_events=1),
     ]
     python = litellm_proxy.installed(report)
     if python is not None:
-        proxy = await litellm_proxy.start(stack, python, fake.url)
+        proxy = await litellm_proxy.start(beside, python, fake.url)
         places.append(Place("LiteLLM", proxy.url, litellm_proxy.KEY, (proxy,)))
     return places
 
