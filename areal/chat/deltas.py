@@ -50,8 +50,8 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 
 
 def call_id(length: int = 24) -> str:
-    """A new id of a tool call: letters and digits only, because clients strip everything else (clients were measured)."""
-    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(length))
+    """A new id, of a tool call or an answer: letters and digits only, because clients strip everything else (clients were measured)."""
+    return "".join(_ALPHANUMERIC[byte % len(_ALPHANUMERIC)] for byte in secrets.token_bytes(length))
 
 
 class DeltaSink:

@@ -47,18 +47,21 @@ class HttpBackend:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """See Backend.generate. Raises BadRequest and ContextOverflow (the request), BackendError, BackendTimeout."""
-        finished = False
+        last: TokenChunk | None = None
         async with self._post(wire.GENERATE_PATH, wire.encode_request(request)) as response:
             decoder = SseDecoder()
             async for data in response.content.iter_any():
                 for event in _decode(decoder, data):
                     if event.data == DONE:
-                        return
+                        continue
                     chunk = wire.decode_chunk(event.data)
-                    finished = chunk.finish_reason is not None
-                    yield chunk
-            if not finished:
+                    if chunk.finish_reason is None:
+                        yield chunk
+                    else:
+                        last = chunk
+            if last is None:
                 raise BackendError(f"{self._who} ended the stream of {request.request_id} in the middle; see its log")
+            yield last  # with the stream's end, so that its connection can be used again
 
     async def health(self) -> BackendHealth:
         """Raises BackendError also when the server speaks another protocol version."""

@@ -221,13 +221,19 @@ def decode_chunk(data: str | bytes) -> TokenChunk:
     top = said.top if len(said.top) == count else []
     return TokenChunk(
         token_ids=np.array(said.token_ids, dtype=np.int32),
-        logprobs=np.array([math.nan if value is None else value for value in logprobs], dtype=np.float32),
+        logprobs=np.array(_numbers(logprobs), dtype=np.float32),
         versions=np.array(versions, dtype=np.int32),
         kept_mass=np.array(kept_mass, dtype=np.float32),
-        top=tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in top),
+        top=tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in top)
+        if top
+        else (),
         finish_reason=said.finish_reason,
         constrained=np.array(said.constrained, dtype=np.bool_) if len(said.constrained) == count > 0 else None,
     )
+
+
+def _numbers(values: list[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
 
 
 def encode_error(error: ArealError) -> bytes:

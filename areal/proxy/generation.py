@@ -14,6 +14,7 @@ is never replaced by a number (T009, T054). No I/O. Used by recorder.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
@@ -70,7 +71,9 @@ class Generation:
         if added < len(chunk.token_ids):  # a stop text was complete inside the chunk
             chunk = _cut(chunk, added)
         self._chunks.append(chunk)
-        if not np.isfinite(chunk.logprobs).all():
+        if not all(
+            map(math.isfinite, chunk.logprobs.tolist())
+        ):  # of a token or two: numpy would take ten times as long
             self.untrainable = "the backend gave no finite log-probability for a sampled token"
         tokens = self._logprobs(chunk) if self._sampling.want_logprobs else ()
         self._shown.extend(tokens)
@@ -117,6 +120,8 @@ class Generation:
         return _joined(known, np.bool_) if known and len(known) == len(flags) else None
 
     def _piece(self, deltas: list[Delta], tokens: tuple[TokenLogprob, ...]) -> Piece:
+        if len(deltas) == 1 and isinstance(deltas[0], TextDelta):  # almost every token
+            return Piece(self._index, text=deltas[0].text, tokens=tokens)
         return Piece(
             self._index,
             text="".join(delta.text for delta in deltas if isinstance(delta, TextDelta)),
@@ -149,8 +154,7 @@ def _calls(deltas: Iterable[Delta]) -> tuple[CallDelta, ...]:
 
 def _of_one_length(chunk: TokenChunk, length: int) -> TokenChunk:
     """A backend that names fewer numbers than tokens: the rest is unknown (NaN, version -1), never invented."""
-    arrays = (chunk.logprobs, chunk.versions, chunk.kept_mass)
-    if all(len(array) == length for array in arrays):
+    if len(chunk.logprobs) == len(chunk.versions) == len(chunk.kept_mass) == length:
         return chunk
     return replace(
         chunk,

@@ -12,6 +12,7 @@ protocol. Used by app.py.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import orjson
@@ -79,7 +80,7 @@ class ModelRoute:
             await running.stop()
 
     async def _whole(self, running: _Running, gone: asyncio.Future[None], send: Send) -> None:
-        while not isinstance(event := await running.next(), Done):
+        while not isinstance(event := await running.mailbox.get(), Done):
             if event is None:
                 raise ClientGone
             if isinstance(event, Failed):
@@ -91,32 +92,27 @@ class ModelRoute:
 
     async def _stream(self, running: _Running, gone: asyncio.Future[None], send: Send) -> None:
         encoder = self._dialect.stream(running.call)
-        started, wait_s = False, self._hold_s
-        while True:
-            try:
-                async with asyncio.timeout(wait_s):
-                    event = await running.next()
-            except TimeoutError:
+        with _Quiet(running.mailbox, self._hold_s) as quiet:
+            started, ready = False, b""
+            while True:
+                event = await running.mailbox.get()
+                if event is None:
+                    raise ClientGone
+                if isinstance(event, Failed) and not started:
+                    raise event.error
                 if not started:
                     await start_event_stream(send)
-                    started, wait_s = True, self._ping_s
-                await send_chunk(send, encoder.ping)
-                continue
-            if event is None:
-                raise ClientGone
-            if isinstance(event, Failed) and not started:
-                raise event.error
-            if not started:
-                await start_event_stream(send)
-                started, wait_s = True, self._ping_s
-            data = encoder.encode(event)
-            if data:
-                await send_chunk(send, data)
-            if isinstance(event, Done) and gone.done():
-                running.undelivered(event.answer)
-            if isinstance(event, Done | Failed):
-                await end_response(send)
-                return
+                    started, quiet.bound_s = True, self._ping_s
+                ready += encoder.ping if isinstance(event, _Quiet) else encoder.encode(event)
+                if isinstance(event, Done) and gone.done():
+                    running.undelivered(event.answer)
+                if isinstance(event, Done | Failed):
+                    await end_response(send, ready)
+                    return
+                if ready and running.mailbox.empty():  # what has come by now leaves together
+                    quiet.since = time.monotonic()
+                    await send_chunk(send, ready)
+                    ready = b""
 
 
 class CountRoute:
@@ -147,6 +143,29 @@ async def _read_call(
     return who, parse() if len(body) < LONG_BODY else await asyncio.to_thread(parse)
 
 
+class _Quiet:
+    """Puts itself into a mailbox whenever nothing was sent for bound_s: one timer, however many tokens come."""
+
+    def __init__(self, mailbox: asyncio.Queue[Event | _Quiet | None], bound_s: float) -> None:
+        self.bound_s = bound_s
+        self.since = time.monotonic()
+        self._mailbox = mailbox
+        self._timer = asyncio.get_running_loop().call_later(bound_s, self._look)
+
+    def __enter__(self) -> _Quiet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self.since + self.bound_s - time.monotonic()
+        if left <= 0:
+            self._mailbox.put_nowait(self)
+            left = self.bound_s
+        self._timer = asyncio.get_running_loop().call_later(left, self._look)
+
+
 class _Running:
     """One call as a task, and the mailbox that its events arrive in. None in the mailbox: the client is gone."""
 
@@ -160,12 +179,9 @@ class _Running:
         name: str,
     ) -> None:
         self.call = call
-        self.mailbox: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.mailbox: asyncio.Queue[Event | _Quiet | None] = asyncio.Queue()
         self._live: LiveSession | None = None
         self._task = asyncio.create_task(self._run(dialect, callers, recorder, who), name=name)
-
-    async def next(self) -> Event | None:
-        return await self.mailbox.get()
 
     def undelivered(self, answer: Answer) -> None:
         if self._live is not None:

@@ -17,8 +17,6 @@ import asyncio
 import difflib
 import hashlib
 import logging
-import secrets
-import string
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
@@ -39,6 +37,7 @@ from areal.base.types import (
     TokenChunk,
 )
 from areal.chat.base import Renderer
+from areal.chat.deltas import call_id
 from areal.config.rollout import GenerationConfig, SamplingOwner
 from areal.proxy.conversation import Conversation
 from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Event, Started
@@ -49,7 +48,6 @@ from areal.proxy.plan import Plan, make_plan
 from areal.store.base import Store
 
 _log = logging.getLogger("areal.proxy")
-_ALPHANUMERIC = string.ascii_letters + string.digits
 
 LONG_PROMPT = 16_384  # characters; from here on rendering leaves the event loop to the other streams
 LONG_REQUEST = 65_536  # bytes, of many short messages or of large tools; likewise
@@ -141,7 +139,7 @@ class Recorder:
             if live.conversation.first_model is None:
                 live.conversation.first_model = call.model
             running = _Call(
-                id=id_prefix + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(29)),
+                id=id_prefix + call_id(29),
                 live=live,
                 call=call,
                 plan=plan,

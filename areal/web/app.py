@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -77,12 +77,18 @@ def create_app(
 
     for kind in (ArealError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, failed)
-    app.add_middleware(_Edge, max_body_bytes=max_body_bytes, error_body=error_body)
+    app.state.plain_routes = plain = {}
+    app.add_middleware(_Edge, plain=plain, max_body_bytes=max_body_bytes, error_body=error_body)
     return app
 
 
 def add_route(app: FastAPI, path: str, handler: Handler, methods: Sequence[str] = ("POST",)) -> None:
-    """A plain-ASGI route: no request object, no validation, no buffering between the handler and the socket."""
+    """A plain-ASGI route: no request object, no validation, no buffering between the handler and the socket.
+
+    A path without parameters is answered at the edge: no layer of the framework sees its events. The router knows it too, for
+    the methods that it does not take."""
+    if "{" not in path:
+        app.state.plain_routes.update({(method, path): handler for method in methods})
     app.router.routes.append(Route(path, _PlainAsgi(handler), methods=list(methods)))
 
 
@@ -107,8 +113,9 @@ async def send_chunk(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-async def end_response(send: Send) -> None:
-    await send({"type": "http.response.body", "body": b""})
+async def end_response(send: Send, data: bytes = b"") -> None:
+    """The end, with the last bytes before it."""
+    await send({"type": "http.response.body", "body": data})
 
 
 def request_id(scope: Scope) -> str:
@@ -175,10 +182,13 @@ class _PlainAsgi:
 
 
 class _Edge:
-    """Outermost middleware: request id, body limit, and the last catch before a socket would just close."""
+    """Outermost middleware: request id, body limit, plain routes, and the last catch before a socket would just close."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, error_body: ErrorBody) -> None:
+    def __init__(
+        self, app: ASGIApp, plain: Mapping[tuple[str, str], Handler], max_body_bytes: int, error_body: ErrorBody
+    ) -> None:
         self._app = app
+        self._plain = plain  # by method and path
         self._max_body_bytes = max_body_bytes
         self._error_body = error_body
 
@@ -200,8 +210,9 @@ class _Edge:
             await send(message)
 
         try:
+            app = self._plain.get((scope["method"], scope["path"]), self._app)
             with bugs_as_errors(f"request {request_id(scope)} {scope['path']}"):
-                await self._app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)
+                await app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)
         except ClientGone:
             return
         except ArealError as known:
