@@ -2,7 +2,7 @@
 
 All places stand in front of the same fake backend and are measured in turn, in rounds, so that other load on the machine meets
 all of them: `direct` (nothing between), `forwarder`, `gateway` (the fake backend in a worker's place), `service` (gateway and
-worker: recorded, every answer in the durable store; starting the sessions is counted in) and `LiteLLM`.
+worker: recorded, every answer in the durable store) and `LiteLLM`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import statistics
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import orjson
@@ -25,12 +24,13 @@ from gateway_rig.stack import Running, Stack
 EVENTS = 64
 DELAY_MS = 2.0
 TURNS = 4
+CLIENTS = 16
 WORDS = 40  # of each question; about 1.5 KB a request at first, 6 KB at the fourth
 
 
 @dataclass(slots=True)
 class Place:
-    """Where requests are sent. key None: a session is started for each conversation. parts: whose CPU counts."""
+    """Where requests are sent. key None: each conversation has a session of its own. parts: whose CPU counts."""
 
     name: str
     url: str
@@ -41,11 +41,17 @@ class Place:
     first_ms: list[float] = field(default_factory=list)  # from sending to the first event
     chunk_ms: list[float] = field(default_factory=list)  # from the backend's sending to the client's reading
 
-    async def conversation(self, number: str) -> AsyncIterator[tuple[Reply, int]]:
+    async def keys(self, count: int, name: str) -> list[str]:
+        """For so many conversations."""
+        if self.key is not None:
+            return [self.key] * count
+        async with Connection(self.url) as connection:
+            return [await start_session(connection, f"{name}-{number}") for number in range(count)]
+
+    async def conversation(self, key: str) -> AsyncIterator[tuple[Reply, int]]:
         """Its turns one after the other: the answer, and CLOCK_MONOTONIC (ns) when it was asked for."""
         talk = Talk(words=WORDS)
         async with Connection(self.url) as connection:
-            key = self.key or await start_session(connection, number)
             for _ in range(TURNS):
                 sent = time.monotonic_ns()
                 reply = await connection.post(CHAT, key, talk.body())
@@ -92,7 +98,8 @@ async def _latency(report: Report, places: list[Place], fake: Running, *, conver
     async with Connection(fake.url) as stamps:
         for number in range(conversations):
             for place in own:
-                async for reply, sent in place.conversation(f"latency-{number}"):
+                (key,) = await place.keys(1, f"latency-{number}")
+                async for reply, sent in place.conversation(key):
                     sent_at = orjson.loads((await stamps.post("/stamps", "", b"", "GET")).body)
                     _note_latency(place, reply, sent, sent_at, warm=number > 0)
     direct = own[0]
@@ -126,40 +133,41 @@ def _note_latency(place: Place, reply: Reply, sent: int, stamps: list[int], *, w
 
 
 async def _cpu(report: Report, places: list[Place], *, rounds: int, conversations: int) -> None:
-    clients = 16
+    requests = conversations * TURNS
     report.heading(
-        f"CPU per streamed request: {rounds} rounds of {conversations * TURNS} requests each, {EVENTS} chunks, {clients} at once"
+        f"CPU per streamed request: {rounds} rounds of {requests} requests each, {EVENTS} chunks, {CLIENTS} at once"
     )
+    measured = [place for place in places if place.parts]
+    for place in measured:
+        await _load(place, await place.keys(4, "warm"))
     for round_ in range(rounds):
-        for place in places:
-            if place.parts:
-                async with _counted(place, conversations * TURNS, warm=round_ > 0 or rounds == 1):
-                    await _load(place, conversations, clients, f"cpu-{round_}")
-    cost = {place.name: statistics.median(place.cpu_ms) for place in places if place.cpu_ms}
-    for place in places:
-        if place.cpu_ms:
-            spread = f"{min(place.cpu_ms):.2f} .. {max(place.cpu_ms):.2f}"
-            report.note(f"{place.name}: CPU per request", f"{cost[place.name]:10.2f} ms   ({spread})")
-    report.figure("gateway / forwarder", cost["gateway"] / cost["forwarder"], at_most=1.5)
+        for place in measured:
+            keys = await place.keys(conversations, f"cpu-{round_}")
+            before = sum(part.cpu_s() for part in place.parts)
+            await _load(place, keys)
+            place.cpu_ms.append((sum(part.cpu_s() for part in place.parts) - before) / requests * 1e3)
+    for place in measured:
+        spread = f"{min(place.cpu_ms):.2f} .. {max(place.cpu_ms):.2f}"
+        report.note(f"{place.name}: CPU per request", f"{statistics.median(place.cpu_ms):10.2f} ms   ({spread})")
+    cost = {place.name: place.cpu_ms for place in measured}
+    report.figure("gateway / forwarder", _ratio(cost["gateway"], cost["forwarder"]), at_most=1.5)
     if "LiteLLM" in cost:
-        report.figure("LiteLLM / service", cost["LiteLLM"] / cost["service"], at_least=8)
+        report.figure("LiteLLM / service", _ratio(cost["LiteLLM"], cost["service"]), at_least=8)
 
 
-@asynccontextmanager
-async def _counted(place: Place, requests: int, *, warm: bool) -> AsyncIterator[None]:
-    before = sum(part.cpu_s() for part in place.parts)
-    yield
-    if warm:
-        place.cpu_ms.append((sum(part.cpu_s() for part in place.parts) - before) / requests * 1e3)
+def _ratio(one: list[float], other: list[float]) -> float:
+    """Median over the rounds."""
+    return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
-async def _load(place: Place, conversations: int, clients: int, name: str) -> None:
-    numbers = iter(range(conversations))
+async def _load(place: Place, keys: list[str]) -> None:
+    """One conversation under each of the keys."""
+    left = iter(keys)
 
     async def client() -> None:
-        for number in numbers:
-            async for reply, _ in place.conversation(f"{name}-{number}"):
+        for key in left:
+            async for reply, _ in place.conversation(key):
                 if len(reply.events()) < EVENTS:
                     raise Refused(f"{place.name} sent {len(reply.events())} events: {reply.body[-300:]!r}")
 
-    await asyncio.gather(*(client() for _ in range(clients)))
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
