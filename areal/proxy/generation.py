@@ -71,9 +71,8 @@ class Generation:
         if added < len(chunk.token_ids):  # a stop text was complete inside the chunk
             chunk = _cut(chunk, added)
         self._chunks.append(chunk)
-        if not all(
-            map(math.isfinite, chunk.logprobs.tolist())
-        ):  # of a token or two: numpy would take ten times as long
+        # Of a token or two, as chunks are, numpy would take ten times as long.
+        if not all(map(math.isfinite, chunk.logprobs.tolist())):
             self.untrainable = "the backend gave no finite log-probability for a sampled token"
         tokens = self._logprobs(chunk) if self._sampling.want_logprobs else ()
         self._shown.extend(tokens)

@@ -77,7 +77,8 @@ def create_app(
 
     for kind in (ArealError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, failed)
-    app.state.plain_routes = plain = {}
+    plain: dict[tuple[str, str], Handler] = {}
+    app.state.plain_routes = plain
     app.add_middleware(_Edge, plain=plain, max_body_bytes=max_body_bytes, error_body=error_body)
     return app
 

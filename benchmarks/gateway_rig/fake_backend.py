@@ -16,13 +16,12 @@ import time
 
 import uvloop
 
+from areal.inference import wire
+from areal.inference.backend import BackendHealth
 from areal.web.address import bind, url_of
 
 _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_HEALTH = {
-    "protocol": 1, "model": "fake", "version": 0, "max_context": 1 << 20, "running": 0, "waiting": 0,
-    "kv_tokens_free": 1 << 20,
-}  # fmt: skip
+_HEALTH = BackendHealth("fake", version=0, max_context=1 << 20, running=0, waiting=0, kv_tokens_free=1 << 20)
 FIRST_ID = 2000  # an ordinary token of any vocabulary of some size
 
 
@@ -73,9 +72,9 @@ class Server:
 
     async def _answer(self, path: bytes, writer: asyncio.StreamWriter) -> None:
         if path == b"/stamps":
-            writer.write(_json(self._stamps))
+            writer.write(_json(json.dumps(self._stamps).encode()))
         elif path == b"/health":
-            writer.write(_json(_HEALTH))
+            writer.write(_json(wire.encode_health(_HEALTH)))
         else:
             await self._stream(
                 self._answers.chat if path.endswith(b"/chat/completions") else self._answers.wire, writer
@@ -96,8 +95,7 @@ def _chunk(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def _json(value: object) -> bytes:
-    body = json.dumps(value).encode()
+def _json(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
