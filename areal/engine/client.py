@@ -81,7 +81,7 @@ class EngineClient:
         return (await self._call(command, request, Stepped)).stats
 
     async def publish(self, version: int, *, retire: Sequence[int] = ()) -> dict[str, Any]:
-        """The manifest of the current weights under this label; labels in `retire` are freed after that."""
+        """The manifest of the current weights under this label; labels in `retire` are freed before that."""
         request = self._number()
         return (await self._call(commands.Publish(request, version, list(retire)), request, Published)).manifest
 

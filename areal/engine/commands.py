@@ -64,7 +64,7 @@ class TrainStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """Hand the current weights to the transfer under this version label."""
+    """Hand the current weights to the transfer under this version label, after freeing the copies of those in `retire`."""
 
     request: int
     version: int

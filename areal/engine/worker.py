@@ -132,9 +132,9 @@ class RankServer:
                 stats = self._engine.train_step(rows, step=step, current_version=current_version, lags=lags)
                 return Stepped(request, stats)
             case Publish(request, version, retire):
-                manifest = self._source.publish(self._engine.named_tensors(), version)
-                for old in retire:
+                for old in retire:  # before, not after: two copies would stand beside each other at the peak of a step
                     self._source.retire(old)
+                manifest = self._source.publish(self._engine.named_tensors(), version)
                 return Published(request, manifest)
             case Save(request, path, step, full):
                 self._engine.save(path, step=step, full=full)

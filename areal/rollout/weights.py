@@ -7,8 +7,8 @@ Each server swaps all-or-nothing between two of its own steps; a running request
 say so. The version counts as published when a quorum serves it (settled 8). A server that fails to load it, or does not answer
 within weights.load_timeout_seconds, keeps its old weights and its old label; before the gate moves on every worker stops using
 it, and it is asked again in the background until it serves the current version. With fewer than the quorum the run ends with the
-first server's reason. The copy of the version before is retired only after the next one is published, so that a server in service
-never loses the file under its hands. Used by train.py; servers.py tells the workers.
+first server's reason. The copy of the version before is retired when the next one is published: by then every
+server in service has it, and one that is out is asked again with the newest. Used by train.py; servers.py tells the workers.
 """
 
 from __future__ import annotations

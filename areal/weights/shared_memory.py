@@ -6,7 +6,7 @@
 Files are `areal-<run>.<pid>-v<label>.safetensors`, mode 0600; run = a hash of the run folder, pid = the source's. They are
 removed by `retire`, by `close` and at interpreter exit; a source that was killed leaves them to `remove_leftovers`, which
 every new source calls and which goes by a lock that only a living source holds (a pid may be another's by now).
-Limits: one host, and the memory counts as the run's: two versions during an update, one otherwise.
+Limits: one host, and the memory counts as the run's: one version, since the one before is retired first (rollout/weights.py).
 """
 
 from __future__ import annotations
