@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, get_args
 
 import orjson
 from fastapi import FastAPI, Request, Response
 
-from areal.base.errors import BadRequest, Forbidden, InvalidKey, NotFound
+from areal.base.errors import BadRequest, Conflict, Forbidden, InvalidKey, NotFound
 from areal.base.types import ExportStyle, Purpose
 from areal.config.rollout import AgentConfig
 from areal.proxy import export, records
@@ -102,14 +103,26 @@ class ControlRoutes:
     async def _exclude(self, request: Request) -> Response:
         self._require_admin(request, "exclude_session")
         body = await _body(request)
-        session_id = fields.as_text(body.get("session_id"), "session_id")
-        because, delete = body.get("reason"), _flag(body, "delete")
+        because, delete, tags = body.get("reason"), _flag(body, "delete"), _tags(body)
         reason = "" if because is None else _name(because, "reason")
-        session = await self._sessions.exclude(session_id, reason, delete=delete)
-        summary = await self._store.reading.session(session.id)
+        if not tags:
+            session_id = fields.as_text(body.get("session_id"), "session_id")
+            await self._sessions.exclude(session_id, reason, delete=delete)
+            return _json({"message": "success", "session_id": session_id, "fate": await self._fate(session_id)})
+        if body.get("session_id") is not None:
+            raise BadRequest("name either the session_id, or the tags of the sessions that are meant", param="tags")
+        fates = {}
+        for session_id in await self._store.reading.tagged(tags):
+            with suppress(Conflict):  # a step has it: its fate says so
+                await self._sessions.exclude(session_id, reason, delete=delete)
+            fates[session_id] = await self._fate(session_id)
+        return _json({"message": "success", "sessions": fates})
+
+    async def _fate(self, session_id: str) -> str:
+        summary = await self._store.reading.session(session_id)
         assert summary is not None
-        _log.info("session %s was excluded by request: %s", session.id, summary.fate)
-        return _json({"message": "success", "session_id": session.id, "fate": summary.fate})
+        _log.info("session %s, to be excluded by request, is now: %s", session_id, summary.fate)
+        return summary.fate
 
     async def _export(self, request: Request) -> Response:
         self._require_admin(request, "export_trajectories")
@@ -166,15 +179,12 @@ def start_request(body: Mapping[str, Any]) -> StartRequest:
     purpose: Any = fields.text(body, "purpose", "train")
     if purpose not in get_args(Purpose):
         raise BadRequest(f"purpose must be train or eval, not {fields.shown(purpose)}", param="purpose")
-    tags = fields.as_object(body.get("tags") or {}, "tags")
-    if len(tags) > MOST_TAGS:
-        raise BadRequest(f"at most {MOST_TAGS} tags, not {len(tags)}", param="tags")
     request_id, api_key = body.get("request_id"), body.get("api_key")
     return StartRequest(
         task_id=_name(body.get("task_id"), "task_id"),
         api_key=None if api_key is None else fields.as_text(api_key, "api_key").strip() or None,
         purpose=purpose,
-        tags={_name(name, "tags"): _name(value, f"tags.{name[:40]}") for name, value in tags.items()},
+        tags=_tags(body),
         request_id=None if request_id is None else _name(request_id, "request_id"),
     )
 
@@ -188,6 +198,13 @@ def reward_of(body: Mapping[str, Any]) -> float:
     reward = fields.number(body, "reward", low=-LARGEST_REWARD, high=LARGEST_REWARD)
     assert reward is not None
     return reward
+
+
+def _tags(body: Mapping[str, Any]) -> dict[str, str]:
+    tags = fields.as_object(body.get("tags") or {}, "tags")
+    if len(tags) > MOST_TAGS:
+        raise BadRequest(f"at most {MOST_TAGS} tags, not {len(tags)}", param="tags")
+    return {_name(name, "tags"): _name(value, f"tags.{name[:40]}") for name, value in tags.items()}
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

@@ -224,6 +224,11 @@ class Reading(Protocol):
 
     async def session(self, session_id: str) -> SessionSummary | None: ...
 
+    async def tagged(self, tags: Mapping[str, str]) -> tuple[str, ...]:
+        """Ids of the sessions that carry all of these tags, in the order in which they began; none for no tags. Walks
+        through all sessions."""
+        ...
+
     async def dropped_sessions(self) -> dict[str, int]:
         """Sessions by the reason they are never trained for (empty, expired, reward_failed, excluded, late)."""
         ...

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from areal.base.types import Version
+
 SLOW = {"pieces": ["a", "b", "c", "<|im_end|>"], "delay_ms": 60_000}
 
 
@@ -72,6 +74,9 @@ async def test_another_worker_lets_go_of_it(make_service: Any, eventually: Any) 
         ({"session_id": "nobody"}, 404, "no session 'nobody'"),
         ({"session_id": "task", "delete": "yes"}, 400, "delete must be true or false"),
         ({"session_id": "task", "reason": 7}, 400, "reason"),
+        ({"session_id": "task", "tags": {"user": "ada"}}, 400, "either the session_id, or the tags"),
+        ({"tags": {"user": 1}}, 400, "tags.user"),
+        ({"tags": {}}, 400, "session_id"),
     ],
 )
 async def test_what_is_refused(make_service: Any, body: dict[str, Any], status: int, words: str) -> None:
@@ -80,6 +85,25 @@ async def test_what_is_refused(make_service: Any, body: dict[str, Any], status: 
     said = await exclude(service, **body)
     assert said[0] == status
     assert words in said[1]["error"]["message"]
+
+
+async def test_all_sessions_of_a_person_are_forgotten_at_once(make_service: Any) -> None:
+    service = await make_service()
+    for number, user in enumerate(("ada", "ben", "ada", "a'd\"a")):
+        key = await service.start(f"t{number}", tags={"user": user, "split": "train"})
+        await service.chat(key, "Hello")
+        if number == 0:
+            await service.end(key)
+    [group] = await service.store.training.ready()
+    assert await service.store.training.take(Version(1, 1, "x"), {group.id: ["t0"]})
+    asked = {"user": "ada", "split": "train"}
+    status, answer = await exclude(service, tags=asked)
+    assert (status, answer["sessions"]) == (200, {"t0": "in step 1", "t2": "dropped (excluded)"})
+    status, answer = await exclude(service, tags=asked, delete=True)
+    assert answer["sessions"] == {"t0": "in step 1, content deleted", "t2": "dropped (excluded), content deleted"}
+    assert await exclude(service, tags=asked, delete=True) == (200, {"message": "success", "sessions": {}})
+    assert (await exclude(service, tags={"user": "a'd\"a"}))[1]["sessions"] == {"t3": "dropped (excluded)"}
+    assert len(await service.store.sessions.interactions("t1")) == 1
 
 
 async def test_only_the_admin_key_excludes(make_service: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 
 from areal.base.types import Version
 from areal.store import codec
@@ -36,6 +37,14 @@ class SqliteReading:
     async def session(self, session_id: str) -> SessionSummary | None:
         found = await self._database.read(lambda connection: _summaries(connection, "WHERE s.id = ?", session_id))
         return found[0] if found else None
+
+    async def tagged(self, tags: Mapping[str, str]) -> tuple[str, ...]:
+        each = "EXISTS (SELECT 1 FROM json_each(s.tags) WHERE key = ? AND value = ?)"
+        query = f"SELECT s.id FROM sessions s WHERE {' AND '.join([each] * len(tags)) or '0'} ORDER BY s.seq"
+        values = [word for pair in tags.items() for word in pair]
+        return await self._database.read(
+            lambda connection: tuple(row["id"] for row in connection.execute(query, values).fetchall())
+        )
 
     async def dropped_sessions(self) -> dict[str, int]:
         return await self._database.read(
