@@ -43,9 +43,9 @@ class Batch:
     lag_mean: float
     lag_max: int
     reward: float
-    rewards_clipped: int
     accounts: dict[str, tuple[int, dict[str, int]]]
     lags: dict[int, int] = field(default_factory=dict)
+    rewards_clipped: int = 0
 
     @property
     def sessions(self) -> int:
