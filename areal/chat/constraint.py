@@ -38,8 +38,8 @@ def constrained_grammar(
     if constraint.schema is not None:
         answers.append(rules.json(constraint.schema, lenient=constraint.lenient))
     answer = answers[0] if len(answers) == 1 else rules.either(*answers)
-    if tokenizer.strips_first_space:  # a text's first token brings the space that belongs to its spelling
-        answer = rules.rule("/ ?/", answer)
+    if rules.gap():  # also before the whole of it
+        answer = rules.rule(rules.gap(), answer)
     return rules.text(_after_reasoning(rules, answer, form, template, prompt))
 
 

@@ -46,6 +46,10 @@ class Rules:
         token = special_token(self._tokenizer, text)
         return self.literal(text) if token is None else f"<[{token}]>"
 
+    def gap(self) -> str:
+        """The space that SentencePiece puts before the text behind a marker, where the vocabulary is of that kind."""
+        return "/ ?/" if self._tokenizer.strips_first_space else ""
+
     def rule(self, *parts: str) -> str:
         """These, one after the other."""
         return self._named("r", " ".join(parts))

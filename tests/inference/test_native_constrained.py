@@ -249,7 +249,7 @@ async def test_the_recorded_logprob_is_a_masked_log_softmax(model: Model, sampli
             assert float(chunk.logprobs[0]) == pytest.approx(naive, abs=1e-4)
             excluded = float(row.double().softmax(-1)[torch.from_numpy(~allowed)].sum())
             assert chunk.constrained is not None
-            assert bool(chunk.constrained[0]) == (excluded > 1e-6)
+            assert bool(chunk.constrained[0]) == (excluded > 1e-4)
             if sampling.get("temperature") == 0.0:
                 assert token == int(masked.argmax())
             if token not in sequence.ends:
@@ -257,7 +257,7 @@ async def test_the_recorded_logprob_is_a_masked_log_softmax(model: Model, sampli
 
 
 def test_a_token_whose_rivals_had_no_probability_anyway_is_not_flagged() -> None:
-    logits = torch.tensor([[9.0, 8.0, -9.0], [1.0, 0.0, 2.0], [1.0, 0.0, 2.0]])
+    logits = torch.tensor([[9.0, 8.0, -4.0], [1.0, 0.0, 2.0], [1.0, 0.0, 2.0]])
     allowed = np.array([[True, True, False], [True, True, False]])
     draws = [Draw(SamplingParams(temperature=1.0), seed, 0) for seed in range(3)]
     drawn = sample(logits.clone(), draws, Mask([0, 1], allowed))
@@ -447,8 +447,8 @@ async def test_what_cannot_be_kept_is_named_and_stays_refused(model: Model, sche
 
 async def test_kept_grammars_are_bounded_and_a_forgotten_one_is_compiled_again(model: Model) -> None:
     grammars = Grammars(model.folder, vocab_size=model.config.vocab_size, eos_ids=model.eos_ids)
-    texts = [model.renderer.grammar(model.prompt.text, (), Constraint(schema={"const": k})) for k in range(70)]
+    texts = [model.renderer.grammar(model.prompt.text, (), Constraint(schema={"const": k})) for k in range(40)]
     for text in [*texts, texts[0]]:
         assert not (await grammars.matcher(text, ())).failure
-    assert len(grammars._kept) == 64
+    assert len(grammars._kept) == 32
     grammars.close()

@@ -34,8 +34,9 @@ class Hermes:
 
     def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
         line = rules.literal("\n")
-        call = rules.rule(rules.marker(OPEN), line, rules.json(call_schema(tools)), line, rules.marker(CLOSE))
-        return rules.several(call, line, most)
+        body = rules.rule(rules.gap(), line, rules.json(call_schema(tools)), line)
+        call = rules.rule(rules.marker(OPEN), body, rules.marker(CLOSE))
+        return rules.several(call, f"{rules.gap()} {line}", most)
 
 
 def read_block(source: Source, sink: DeltaSink, tools: Tools) -> Reading[None]:

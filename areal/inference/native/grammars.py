@@ -28,12 +28,12 @@ from areal.base.errors import BadRequest, ConfigError
 from areal.base.types import BoolArray
 from areal.models.tokenizer import HfTokenizer
 
-MOST_KEPT = 64  # compiled grammars; the longest unused one is forgotten first
+MOST_KEPT = 32  # compiled grammars; the longest unused one is forgotten first
 # A compilation then ends within about a second, a step within some tens of milliseconds, and both keep a few MB at most.
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=400_000,
     step_lexer_fuel=100_000,
-    max_lexer_states=50_000,
+    max_lexer_states=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )

@@ -24,7 +24,7 @@ from areal.base.types import SamplingParams
 _BLOCK = 256  # tokens per block of the two-level search: one pass over the vocabulary instead of a prefix sum over it
 _TOP_P_WINDOW = 1024  # most nuclei fit in here; where one does not, all of the vocabulary is sorted
 # Below it a log-prob with the mask and one without agree better than two engines do; such a token may be trained without the mask.
-_NEGLIGIBLE = 1e-6
+_NEGLIGIBLE = 1e-4
 
 Candidates = tuple[tuple[int, float], ...]
 
