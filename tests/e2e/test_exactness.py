@@ -30,7 +30,6 @@ from areal.inference.native.server import ServerSpec, build_engine
 from areal.models.dense import DenseNet
 from areal.models.fetch import resolve
 from areal.proxy.recorder import rng_seed
-from areal.rollout.batcher import Batch
 from areal.rollout.datasets import Task, endless, read_tasks
 
 STEPS = 3
@@ -181,8 +180,7 @@ class TrainLoop:
                 Group(str(k), task.id, tuple(self.sample(task, n) for n in range(SAMPLES)))
                 for k, task in enumerate(tasks)
             )
-            batch = Batch(groups, 0.0, 0, 0.0, {})
-            rows = Credit(ALGORITHMS["grpo"]).rows(batch.groups)
+            rows = Credit(ALGORITHMS["grpo"]).rows(groups)
             self.trainer.train_step(rows, step=step, current_version=step)
             self.trainer.save(str(target), step=step, full=False)
             self.sampler.swap(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.algorithms import ALGORITHMS
+from areal.algorithms import ALGORITHMS, LossInputs, LossSettings
 from areal.algorithms.reward_shaping import Shaping
 from areal.base.types import Group, Span, Trajectory
-from areal.engine.batch import loss_weights
-from areal.engine.credit import Credit
+from areal.engine.batch import loss_weights, pack
+from areal.engine.credit import Credit, Scored
 from areal.engine.rows import RowArrays, decode_row
 
 Turn = tuple[int, float, bool]  # tokens sampled, return, cut off
@@ -112,3 +114,99 @@ def test_a_group_of_equals_says_nothing() -> None:
     [different] = groups_of([[[(1, 1.0, False)], [(2, 1.0, True)]]], concat=True)
     assert not credit.informative(equal)
     assert credit.informative(different)
+
+
+def test_T044_comparing_with_the_group_keeps_each_step_s_own_number() -> None:
+    """Turns of one session with rewards of their own: the last one is not written over the others."""
+    credit = Credit(ALGORITHMS["dr_grpo"])
+    groups = groups_of([[[(1, -0.2, False), (1, 0.0, False), (1, 1.0, False)], [(1, 0.0, False)]]], concat=True)
+    [first, second] = arrays(credit, groups)
+    mean = ((-0.2 + 0.0 + 1.0) / 3 + 0.0) / 2
+    assert first.advantages[first.trained].tolist() == pytest.approx([-0.2 - mean, -mean, 1.0 - mean], abs=1e-6)
+    assert second.advantages[second.trained].tolist() == pytest.approx([-mean], abs=1e-6)
+
+
+def per_token(groups: list[Group], values: list[float], masked: float) -> list[np.ndarray]:
+    """An array [n] per row: these values at the trained tokens in order, `masked` elsewhere."""
+    left = iter(values)
+    return [
+        np.array([next(left) if trained else masked for trained in row.trained], dtype=np.float32)
+        for group in groups
+        for row in group.trajectories
+    ]
+
+
+@pytest.mark.parametrize("masked", [0.0, 100.0, float("nan")])
+def test_T071_values_at_masked_slots_change_nothing(masked: float) -> None:
+    """Two turns in one row, the critic's values 0.1 .. 0.5 at their tokens and anything between; gamma 1, lambda 0.95."""
+    credit = Credit(ALGORITHMS["ppo"], gae_lambda=0.95)
+    groups = groups_of([[[(2, 1.0, False), (3, 0.5, False)]]], concat=True)
+    scored = Scored(values=per_token(groups, [0.1, 0.2, 0.3, 0.4, 0.5], masked))
+    [critic] = [decode_row(row) for row in credit.critic_rows(groups, scored)]
+    advantages = [0.1 + 0.95 * 0.8, 0.8, 0.1 + 0.95 * (0.1 + 0.0), 0.1, 0.0]
+    returns = [a + v for a, v in zip(advantages, [0.1, 0.2, 0.3, 0.4, 0.5], strict=True)]
+    assert critic.advantages[critic.trained].tolist() == pytest.approx(returns, abs=1e-6)
+    [policy] = [decode_row(row) for row in credit.rows(groups, scored)]
+    centred = np.array(advantages) - np.mean(advantages)
+    assert policy.advantages[policy.trained].tolist() == pytest.approx(
+        (centred / np.std(advantages)).tolist(), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("concat", [True, False])
+def test_a_critic_s_advantages_do_not_depend_on_rows(concat: bool) -> None:
+    credit = Credit(ALGORITHMS["ppo"], gae_lambda=0.5, discount=0.9)
+    groups = groups_of([[[(2, 1.0, False), (3, 0.5, False)], [(1, 0.0, False)]]], concat=concat)
+    rows = credit.rows(groups, Scored(values=per_token(groups, [0.1, -0.2, 0.3, 0.4, -0.5, 0.2], 7.0)))
+    found = [a for row in map(decode_row, rows) for a in row.advantages[row.trained]]
+    gae = [0.9 * -0.2 - 0.1 + 0.45 * 1.2, 1.2]
+    last = 0.5 + 0.5
+    gae += [0.9 * 0.4 - 0.3 + 0.45 * (0.9 * -0.5 - 0.4 + 0.45 * last), 0.9 * -0.5 - 0.4 + 0.45 * last, last, -0.2]
+    assert found == pytest.approx(((np.array(gae) - np.mean(gae)) / np.std(gae)).tolist(), abs=1e-4)
+
+
+def test_kl_off_the_reward_is_counted_from_each_token_on_and_not_once_more_in_the_loss() -> None:
+    """Behaviour log-probs are -1, the reference's -1.5, -0.5, -2: k1 = 0.5, -0.5, 1."""
+    credit = Credit(ALGORITHMS["reinforce_plus_plus"], kl_in_reward=0.1, kl_estimator="k1")
+    groups = groups_of([[[(2, 1.0, False)]], [[(1, 0.0, False)]]], concat=True)
+    rows = [
+        decode_row(r)
+        for r in credit.rows(groups, Scored(reference=per_token(groups, [-1.5, -0.5, -2.0], float("nan"))))
+    ]
+    raw = np.array([1.0 - 0.1 * (0.5 - 0.5), 1.0 + 0.1 * 0.5, -0.1])
+    expected = (raw - raw.mean()) / raw.std()
+    found = [a for row in rows for a in row.advantages[row.trained]]
+    assert found == pytest.approx(expected.tolist(), abs=1e-4)
+    assert all(row.reference is None for row in rows)
+
+
+def test_a_reference_in_the_loss_and_a_teacher_travel_with_the_rows() -> None:
+    groups = groups_of([[[(2, 1.0, False)], [(1, 0.0, False)]]], concat=True)
+    arrays_of = per_token(groups, [-1.0, -2.0, -3.0], 0.0)
+    rows = [
+        decode_row(r) for r in Credit(ALGORITHMS["grpo"]).rows(groups, Scored(reference=arrays_of, teacher=arrays_of))
+    ]
+    for row, own in zip(rows, arrays_of, strict=True):
+        assert row.reference is not None
+        assert row.teacher is not None
+        np.testing.assert_array_equal(row.reference, own)
+        np.testing.assert_array_equal(row.teacher, own)
+
+
+@pytest.mark.parametrize("masked", [10.0, 0.0, -1000.0])
+def test_T072_a_sequence_s_advantage_is_over_its_trained_tokens_alone(masked: float) -> None:
+    """Advantages 1, 1 at trained tokens, anything at masked ones; all ratios 1: loss -1, and the same gradient."""
+    groups = groups_of([[[(2, 1.0, False)]]], concat=True)
+    [sent] = Credit(ALGORITHMS["reinforce"]).rows(groups)
+    row = decode_row(sent)
+    poisoned = replace(row, advantages=np.where(row.trained, row.advantages, masked).astype(np.float32))
+    [packed] = pack(loss_weights([poisoned], "sequence_mean"), max_tokens=64)
+    logprobs = packed.behaviour.clone().requires_grad_()
+    loss, _ = ALGORITHMS["gspo"].loss(
+        LossInputs(logprobs, packed.behaviour, packed.behaviour, packed.advantages, packed.weight, packed.interaction),
+        LossSettings(eps_clip=0.2),
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.0)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-0.5, -0.5])

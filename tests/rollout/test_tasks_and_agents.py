@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 
 import pytest
@@ -12,7 +13,7 @@ from areal.cluster.run_folder import RunFolder
 from areal.config.load import resolve
 from areal.rollout.agent_runs import AgentRuns
 from areal.rollout.agents import load_agent, rewards_of
-from areal.rollout.datasets import endless, read_tasks
+from areal.rollout.datasets import Task, endless, read_tasks
 
 
 def write(tmp_path, text: str) -> str:
@@ -37,6 +38,17 @@ def test_a_bad_task_file_is_named_with_its_line(tmp_path, text: str, says: str) 
 def test_a_missing_task_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl does not exist"):
         read_tasks("nowhere.jsonl")
+
+
+@pytest.mark.parametrize("stopped", [2, 3, 4])
+def test_T080_a_resume_at_or_around_the_end_of_an_epoch_goes_on_with_the_rest(stopped: int) -> None:
+    """6 tasks, 2 per step, 2 epochs: stopped after so many steps (3 = exactly at the end of the first) and taken up again."""
+    tasks, batch, steps = [Task(f"task-{n}", {}) for n in range(6)], 2, 6
+    before = list(islice(endless(tasks, seed=1, shuffle=True), stopped * batch))
+    after = list(islice(endless(tasks, seed=1, shuffle=True, skip=stopped * batch), (steps - stopped) * batch))
+    taken = Counter(task.id.partition("@")[0] for task in before + after)
+    assert taken == {task.id: 2 for task in tasks}
+    assert before + after == list(islice(endless(tasks, seed=1, shuffle=True), steps * batch))
 
 
 def test_epochs_hold_every_task_once_in_an_order_of_their_own_that_repeats(tmp_path) -> None:
