@@ -80,7 +80,6 @@ async def examine(command: Command, root: Path) -> Report:
     folder = RunFolder.of(str(root), config.experiment_name, config.trial_name, str(root), None)
     folder.create()
     config = _for_one_agent(command, folder)
-    refuse_unstartable(config)
     write_atomic(folder.root / "config.yaml", masked_yaml(config).encode())
     with open_log(folder.logs / "train.log", run_id="doctor", terminal=False):
         async with await open_store(store_url(folder.store_path)) as store:
@@ -95,6 +94,7 @@ async def examine(command: Command, root: Path) -> Report:
         scripted=parse_backend(config.rollout.backend).name == "scripted",
         style=agent.export_style,
         max_turns=agent.max_turns,
+        n_samples=config.gconfig.n_samples,
         reward_key=agent.reward_key,
         explicit=command.session is not None,
         timeout_s=command.timeout_s,
@@ -110,28 +110,29 @@ async def examine(command: Command, root: Path) -> Report:
 
 
 def _for_one_agent(command: Command, folder: RunFolder) -> RunConfig:
-    """The configuration with an agent that comes over HTTP, a gateway and a folder of its own, and whatever answers."""
+    """The configuration with an agent that comes over HTTP, a gateway of its own, and whatever answers. Raises ConfigError."""
     config, script = command.config, command.script
     if script is None and not config.actor.path:
         script = str(folder.root / "answers.jsonl")
         write_atomic(Path(script), ANSWERS.encode())
     if script is not None:
         read_script(script)  # a wrong line is said before anything starts
-    own = {
-        "mode": "online",
-        "gateway_port": command.port,
-        "internal_token": config.rollout.agent.internal_token or f"sk-doctor-{secrets.token_urlsafe(16)}",
-    }
+    own = {"mode": "online", "gateway_port": command.port}
     rollout: dict[str, object] = {"workers": 1, "agent": config.rollout.agent.model_copy(update=own)}
     if script is not None:
         rollout |= {"backend": "scripted:d1", "scripted": ScriptedConfig(path=script)}
-    return config.model_copy(
+    config = config.model_copy(
         update={
             "rollout": config.rollout.model_copy(update=rollout),
             "train_dataset": config.train_dataset.model_copy(update={"path": None}),
             "evaluator": EvaluatorConfig(),
         }
     )
+    refuse_unstartable(config)
+    # Behind the check: sessions that open by themselves are a task each, which a run with several tries of a task refuses.
+    token = {"internal_token": config.rollout.agent.internal_token or f"sk-doctor-{secrets.token_urlsafe(16)}"}
+    agent = config.rollout.agent.model_copy(update=token)
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"agent": agent})})
 
 
 def _answered_by(command: Command) -> str:

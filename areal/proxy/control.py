@@ -9,6 +9,7 @@ session that its topic names); the wrong class is 403, no good key 401. Bodies a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import unicodedata
 from collections.abc import Mapping
@@ -98,7 +99,8 @@ class ControlRoutes:
         summary = await self._store.reading.session(session.id)
         if summary is None:
             raise NotFound(f"session {fields.shown(session.id)} was deleted just now; start another one")
-        return _json(records.looked_at(summary, interactions, in_flight, self._agent.reward_clip))
+        clip = self._agent.reward_clip
+        return _json(await asyncio.to_thread(records.looked_at, summary, interactions, in_flight, clip))
 
     async def _exclude(self, request: Request) -> Response:
         self._require_admin(request, "exclude_session")
@@ -141,7 +143,8 @@ class ControlRoutes:
             raise NotFound(f"the content of session {fields.shown(session_id)} was deleted; only its sums are kept")
         interactions = await self._store.sessions.interactions(session_id)
         discount = self._agent.turn_discount if discount is None else discount
-        return _json(records.exported(summary, interactions, style, discount, self._agent.reward_clip))
+        clip = self._agent.reward_clip
+        return _json(await asyncio.to_thread(records.exported, summary, interactions, style, discount, clip))
 
     async def _session_key(self, request: Request) -> SessionKey:
         """Of the session that is meant; under the internal token the body may name it by one of its answers."""

@@ -24,7 +24,7 @@ from areal.chat.canonical import message_key, ordered, tools_key
 from areal.proxy.divergence import Divergence, diverge
 from areal.proxy.export import NOT_A_STEP
 
-MOST_ENDS = 32  # recorded conversations that a call is compared with when it begins a branch, newest first
+MOST_ENDS = 16  # recorded conversations that a call is compared with when it begins a branch, newest first
 
 
 class UnknownAnswer(NotFound):

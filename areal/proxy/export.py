@@ -206,6 +206,7 @@ def _row_to_extend(open_rows: Sequence[_Row], one: Interaction) -> _Row | None:
     for row in open_rows:
         length = len(row.ids)
         rank = (length, row.last_id == one.token_parent)
-        if length <= len(prompt) and rank >= best_rank and np.array_equal(prompt[:length], row.ids):
+        ends_alike = 0 < length <= len(prompt) and prompt[length - 1] == row.ids[-1]  # one look spares most comparisons
+        if ends_alike and rank >= best_rank and np.array_equal(prompt[:length], row.ids):
             best, best_rank = row, rank
     return best

@@ -148,10 +148,11 @@ def test_an_agent_that_never_rewards_loses_its_tokens(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_crashes_is_told_with_its_exit_code(tmp_path: Path) -> None:
-    done = doctor(tmp_path, CRASHES)
+    done = doctor(tmp_path, CRASHES, "gconfig.n_samples=4")
     assert (done.code, done.report["agent"]["exit_code"], done.report["calls"]) == (1, 3, 2)
     assert done.finding("agent_failed")["text"] == "the agent exited with code 3"
     assert "rollout.agent.sampling=policy" in done.finding("masked:greedy")["advice"]
+    assert "start_session" in done.finding("tries_apart")["advice"]
     tokens = done.report["tokens"]
     assert tokens["recorded"] == tokens["trained"] + tokens["masked"]["greedy"]
 

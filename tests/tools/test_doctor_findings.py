@@ -23,7 +23,7 @@ from tests.proxy.test_export import SESSION, turn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
 RUN = AgentRun("agent", 0, 1.0, False, 0)
-SETTING = Setting("http://127.0.0.1:1", "model", True, "individual", 32, "session", False, 300.0)
+SETTING = Setting("http://127.0.0.1:1", "model", True, "individual", 32, 1, "session", False, 300.0)
 SEEN = Requests({("chat", 200): 3})
 
 
@@ -82,6 +82,7 @@ def test_conversations_without_a_name_and_full_sessions_are_told() -> None:
     assert one.sessions[0].opened_by == "conversation"
     assert "X-Session-Id" in named(judge(two, RUN, SEEN, SETTING))["sessions_split"].advice
     assert "sessions_split" not in named(judge(one, RUN, SEEN, SETTING))
+    assert "tries_apart" in named(judge(one, RUN, SEEN, replace(SETTING, n_samples=4)))
     assert "session_full" in named(judge(one, RUN, SEEN, replace(SETTING, max_turns=1)))
 
 

@@ -61,6 +61,7 @@ class Setting:
     scripted: bool
     style: ExportStyle
     max_turns: int
+    n_samples: int
     reward_key: RewardKey
     explicit: bool
     timeout_s: float
@@ -189,6 +190,14 @@ def _sessions(found: Diagnosis, setting: Setting) -> Iterator[Finding]:
             "if they are one task, send the header X-Session-Id with every call (Claude Code: ANTHROPIC_CUSTOM_HEADERS=\"X-Session-Id: …\"), "
             "else each is rewarded, and idles out, on its own",
         )  # fmt: skip
+    alone = [one for one in found.played if one.opened_by != "start_session"]
+    if alone and setting.n_samples > 1:
+        yield Finding(
+            "tries_apart",
+            "note",
+            f"gconfig.n_samples={setting.n_samples} compares tries of one task, and a session that opens by itself is a task of its own",
+            "in training, start each try with POST /rl/start_session and the same task_id (--session TASK tries it here)",
+        )
     full = [
         one for one in found.played if one.opened_by != "start_session" and one.statistics.calls >= setting.max_turns
     ]
