@@ -148,8 +148,9 @@ def _rewards(found: Diagnosis, setting: Setting) -> Iterator[Finding]:
         named = " with the header x-session-id that its model calls carry" if not setting.explicit else ""
         yield Finding(
             "no_reward", "loss", "no reward was set: there is nothing to learn from (a session that idles out without one is dropped, one that is ended counts 0)",
-            f'after the task, call POST {setting.url}/rl/set_reward with {{"reward": 1.0}} and the same key{named}, then /rl/end_session; '
-            "or return the reward from an inline agent (rollout.agent.path)",
+            f'after the task, let the agent, or the command line that runs it, call POST {setting.url}/rl/set_reward with {{"reward": 1.0}} and the '
+            f"same key{named}, then /rl/end_session; or return the reward from an inline agent (rollout.agent.path), or let a verifier set it "
+            "(rollout.agent.reward_key=admin)",
         )  # fmt: skip
     elif without:
         names = ", ".join(one.session.id[:60] for one in without[:3])
