@@ -78,7 +78,7 @@ class ControlRoutes:
             session_id = fields.text(body, "session_id") or await self._session_of(interaction)
             named = await set_reward(self._store.sessions, session_id, reward, interaction)
         else:
-            key = await self._session_key(request)
+            key = await self._session_key(request, body)
             if self._agent.reward_key != "session":
                 raise Forbidden(
                     "an agent's key may not reward itself in this run: rewards come from its reward source, or from the admin "
@@ -146,10 +146,12 @@ class ControlRoutes:
         clip = self._agent.reward_clip
         return _json(await asyncio.to_thread(records.exported, summary, interactions, style, discount, clip))
 
-    async def _session_key(self, request: Request) -> SessionKey:
-        """Of the session that is meant; under the internal token the body may name it by one of its answers."""
-        who = self._callers.who(request.scope["headers"])
-        named = (await _body(request)).get("interaction_id") if isinstance(who, Guest) else None
+    async def _session_key(self, request: Request, body: fields.JsonObject | None = None) -> SessionKey:
+        """Of the session that is meant; under the internal token the body may name it by one of its answers. body: where it
+        has been read, since it comes once."""
+        who, named = self._callers.who(request.scope["headers"]), None
+        if isinstance(who, Guest):
+            named = (await _body(request) if body is None else body).get("interaction_id")
         return await self._callers.key(who, None if named is None else fields.as_text(named, "interaction_id"))
 
     async def _session_of(self, interaction_id: str | None) -> str:
