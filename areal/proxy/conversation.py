@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 
 from areal.base.errors import NotFound
 from areal.base.types import Interaction, Message, ModelCall, Tag, Tool
-from areal.chat.canonical import message_key, ordered, tools_key
+from areal.chat.canonical import message_key, placed, same_ids, tools_key
 from areal.proxy.divergence import Divergence, diverge
 from areal.proxy.export import NOT_A_STEP
 
@@ -133,16 +134,13 @@ class Conversation:
     def continued_by(self, call: ModelCall) -> list[Interaction]:
         """Interactions whose messages and reply are the longest recorded prefix of this call's messages.
 
-        Several when the same text was sampled twice: the one that the call names, those that are steps, then the newest."""
+        Several when the same text was sampled twice: the one that the call names, those with its ids of tool calls, those
+        that are steps, then the newest."""
         chain = self._chain(call.tools, call.messages)
         for key in reversed(chain[1:-1]):  # at least one new message follows the recorded reply
             ids = self._ends.get(key)
             if ids:
-                found = [self._by_id[one] for one in ids]
-                return sorted(
-                    found,
-                    key=lambda one: (one.id != call.previous, not NOT_A_STEP.isdisjoint(one.tags), -one.index),
-                )
+                return sorted((self._by_id[one] for one in ids), key=partial(_preference, call))
         return []
 
     def resolved(self, call: ModelCall) -> ModelCall:
@@ -220,8 +218,8 @@ class Conversation:
     def _chain(self, tools: Sequence[Tool], messages: Sequence[Message]) -> list[bytes]:
         """Hash after the tools, after the first message, ... after the last: len(messages) + 1 values."""
         chain = [_digest(tools_key(tools))]
-        for message in ordered(messages):  # parallel tool results come back in any order
-            chain.append(_digest(chain[-1] + self._key(message)))
+        for message, place in placed(messages):
+            chain.append(_digest(chain[-1] + self._key(message) + place))
         return chain
 
     def _key(self, message: Message) -> bytes:
@@ -238,6 +236,11 @@ class Conversation:
 
 def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
+
+
+def _preference(call: ModelCall, one: Interaction) -> tuple[bool, bool, bool, int]:
+    ids_kept = same_ids(one, call.messages)
+    return one.id != call.previous, not ids_kept, not NOT_A_STEP.isdisjoint(one.tags), -one.index
 
 
 def _body(chain: bytes, model: str) -> bytes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from areal.base.types import BranchReason, Fork, IntArray, Interaction, Message, ModelCall
 from areal.chat.base import Tokenizer
-from areal.chat.canonical import message_key, ordered, tools_key, visible
+from areal.chat.canonical import message_key, placed, tools_key, visible
 
 SHOWN_TOKENS = 24  # of each side, from the first that differs
 SHOWN_BEFORE = 16  # of what both have in common
@@ -46,8 +46,9 @@ class _Talk:
     @classmethod
     def of(cls, messages: Sequence[Message], known: dict[int, bytes]) -> _Talk:
         """known: keys of messages by identity; the same objects stand in many conversations."""
-        turns = ordered(messages)
-        keys = [known[id(one)] if id(one) in known else known.setdefault(id(one), message_key(one)) for one in turns]
+        pairs = placed(messages)
+        turns = [one for one, _ in pairs]
+        keys = [(known.get(id(one)) or known.setdefault(id(one), message_key(one))) + place for one, place in pairs]
         return cls(turns, keys, len(list(takewhile(lambda one: one.role == "system", turns))))
 
     @property

@@ -13,7 +13,7 @@ see. Pure, but for the renderer's work. Used by recorder.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from areal.base.errors import ContextOverflow
 from areal.base.types import Fork, Interaction, Message, ModelCall
@@ -62,8 +62,17 @@ def make_plan(
 
 
 def _as_recorded(recorded: Interaction, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages, whose leading ones are the recorded conversation, with its own assistant turns."""
+    """The messages, whose leading ones are the recorded conversation, with its own assistant turns; results name our calls."""
     history = (*recorded.messages, recorded.reply)
-    leading = zip(history, messages, strict=False)
-    turns = (ours if ours.role == "assistant" else theirs for ours, theirs in leading)
-    return (*turns, *messages[len(history) :])
+    ids: dict[str, str] = {}  # of calls: the client's -> ours
+    turns: list[Message] = []
+    for k, theirs in enumerate(messages):
+        if k < len(history) and theirs.role == "assistant":
+            turns.append(history[k])
+            pairs = zip(theirs.tool_calls, history[k].tool_calls, strict=True)
+            ids |= {sent.id: own.id for sent, own in pairs}
+        elif theirs.role == "tool" and ids.get(theirs.tool_call_id, theirs.tool_call_id) != theirs.tool_call_id:
+            turns.append(replace(theirs, tool_call_id=ids[theirs.tool_call_id]))
+        else:
+            turns.append(theirs)
+    return tuple(turns)

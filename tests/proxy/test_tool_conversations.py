@@ -98,8 +98,10 @@ def sampled(renderer: JinjaRenderer, plan: Plan, call: ModelCall, text: str, ind
 
 @st.composite
 def echoes(draw: st.DrawFn, reply: Message) -> Message:
-    """The reply as some client sends it back (clients were measured): reasoning dropped, arguments printed anew."""
+    """The reply as some client sends it back (clients were measured): reasoning dropped, arguments and ids written anew."""
     calls = list(reply.tool_calls)
+    if draw(st.booleans()):
+        calls = [replace(call, id=f"call_{call.id}_fc_0") for call in calls]
     if draw(st.booleans()):
         for k, call in enumerate(calls):
             try:
@@ -107,7 +109,7 @@ def echoes(draw: st.DrawFn, reply: Message) -> Message:
             except ValueError:
                 continue
             again = json.dumps(dict(reversed(value.items())), separators=(",", ":"), ensure_ascii=False)
-            calls[k] = ToolCall(call.id, call.name, again)
+            calls[k] = replace(call, arguments=again)
     reasoning = draw(st.sampled_from(["", reply.reasoning]))
     return replace(reply, tool_calls=tuple(calls), reasoning=reasoning)
 
@@ -150,6 +152,26 @@ def test_T055_any_tool_conversation_goes_on_from_its_sampled_tokens(name: str, d
         if data.draw(st.integers(0, 3)) == 0:
             more = [*more, Message("user", data.draw(texts))]
         messages = [*messages, echo, *more]
+
+
+def test_of_two_equal_answers_the_one_goes_on_whose_ids_come_back() -> None:
+    renderer, talk = RENDERERS["no tools section"], Conversation()
+    call = ModelCall((Message("user", "2+2?"),), tools=(TOOL,))
+    twins = [sampled(renderer, planned(renderer, talk, call), call, as_hermes({"a": "x"}, False), k) for k in (0, 1)]
+    for one in twins:
+        talk.add(one)
+
+    def after(turn: Message, result_of: str) -> Plan:
+        result = Message("tool", "4", tool_call_id=result_of)
+        return planned(renderer, talk, replace(call, messages=(*call.messages, turn, result)))
+
+    for one in twins:
+        plan = after(one.reply, one.reply.tool_calls[0].id)
+        assert plan.prompt.parent == one.id
+    renamed = replace(one.reply, tool_calls=(replace(one.reply.tool_calls[0], id="its_own"),))
+    plan = after(renamed, "its_own")
+    assert plan.prompt.parent == twins[1].id
+    assert plan.messages[-1].tool_call_id == twins[1].reply.tool_calls[0].id
 
 
 def test_T051_a_thought_dropped_by_the_client_is_not_dropped_from_the_history() -> None:
