@@ -24,6 +24,7 @@ from areal.base.types import Interaction, Message, ModelCall, Tag, Tool
 from areal.chat.canonical import message_key, placed, same_ids, tools_key
 from areal.proxy.divergence import Divergence, diverge
 from areal.proxy.export import NOT_A_STEP
+from areal.proxy.policy_name import PolicyName
 
 MOST_ENDS = 16  # recorded conversations that a call is compared with when it begins a branch, newest first
 
@@ -57,13 +58,17 @@ class Conversation:
         self._claimed: Counter[str] = Counter()  # the same of calls that still run
         self._calls: set[str] = set()  # ids of answers, whatever the number of their choices
         self._next_index = 0
-        self.first_model: str | None = None
+        self.policy = PolicyName()
         self.size = 0  # bytes in memory, roughly
         for interaction in sorted(interactions, key=lambda one: one.index):
             self.add(interaction)
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Interaction]:
+        """The interactions, in the order in which they were stored."""
+        return iter(tuple(self._by_id.values()))
 
     def __contains__(self, interaction_id: object) -> bool:
         return interaction_id in self._by_id
@@ -90,8 +95,8 @@ class Conversation:
         if interaction.token_parent is not None:
             self._extended.add(interaction.token_parent)
         self._next_index = max(self._next_index, interaction.index + 1)
-        if self.first_model is None:
-            self.first_model = interaction.model
+        if "side_request" not in interaction.tags:
+            self.policy.note(interaction.model, tools=bool(interaction.tools))
         chain = self._chain(interaction.tools, (*interaction.messages, interaction.reply))
         self._ends.setdefault(chain[-1], []).append(interaction.id)
         self._bodies.setdefault(_body(chain[-2], interaction.model), []).append(interaction.id)

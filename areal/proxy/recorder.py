@@ -18,7 +18,7 @@ import difflib
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,7 +73,6 @@ class _Call:
     sampling: SamplingParams
     grammar: str
     first_index: int
-    side_request: bool
     emit: Emit
     request_id: str
     started_at: float = field(default_factory=time.time)
@@ -126,18 +125,18 @@ class Recorder:
         """Sample and store all choices of a call, under the id of its HTTP request. Emits Started, Pieces and ChoiceEnded; returns what they add up to."""
         self._refuse_reward_models(call.model)
         call = live.conversation.resolved(call)
-        side_request = self._is_side_request(live, call)
         first_index = live.conversation.reserve(call.n)
         found = live.conversation.continued_by(call)
-        why = live.conversation.divergence(call, found, side_request=side_request)
+        why = live.conversation.divergence(call, found, side_request=self._is_side_request(live, call))
         with live.conversation.going_on(found):
             plan = await self._plan(found, call, why)
             grammar = self._grammar(plan, call)
-            for lost in live.conversation.superseded_by(call):
-                await self._store.sessions.tag(lost.id, "superseded")
-                live.conversation.retag(lost.id, "superseded")
-            if live.conversation.first_model is None:
-                live.conversation.first_model = call.model
+            await self._retag(live.conversation, live.conversation.superseded_by(call), "superseded")
+            helper = live.conversation.policy.note(call.model, tools=bool(call.tools), always=self._policy_names)
+            if helper is not None:
+                await self._retag(
+                    live.conversation, filter(lambda one: one.model == helper, live.conversation), "side_request"
+                )
             running = _Call(
                 id=id_prefix + call_id(29),
                 live=live,
@@ -146,7 +145,6 @@ class Recorder:
                 sampling=self._complete(call.sampling, len(plan.prompt.ids), live.session.purpose),
                 grammar=grammar,
                 first_index=first_index,
-                side_request=side_request,
                 emit=emit,
                 request_id=request_id,
             )
@@ -242,7 +240,7 @@ class Recorder:
             token_parent=plan.prompt.parent,
             credit_parent=plan.credit_parent or call.previous or None,  # named, even where its set-up was another
             fork=plan.fork if index == 0 else running.another_choice(),
-            tags=(*tags, *(("side_request",) if running.side_request else ())),
+            tags=(*tags, *(("side_request",) if self._is_side_request(running.live, call) else ())),
             started_at=running.started_at,
             finished_at=time.time(),
             request_id=running.request_id,
@@ -251,6 +249,10 @@ class Recorder:
             _log.warning("interaction %s is not trainable: %s", interaction.id, generation.untrainable)
         await self._store.sessions.add(interaction)
         running.live.conversation.add(interaction)
+        if self._is_side_request(running.live, call) and "side_request" not in interaction.tags:
+            await self._retag(
+                running.live.conversation, [interaction], "side_request"
+            )  # a helper's, as came out meanwhile
 
     def _request(self, running: _Call, choice: int) -> GenerateRequest:
         session, asked = running.live.session, running.call.sampling.seed
@@ -297,8 +299,14 @@ class Recorder:
             )
 
     def _is_side_request(self, live: LiveSession, call: ModelCall) -> bool:
-        first = live.conversation.first_model
-        return first is not None and call.model != first and call.model not in self._policy_names
+        policy = live.conversation.policy
+        return policy.is_side_request(call.model, tools=bool(call.tools), always=self._policy_names)
+
+    async def _retag(self, conversation: Conversation, found: Iterable[Interaction], tag: Tag) -> None:
+        for one in found:
+            if tag not in one.tags:
+                await self._store.sessions.tag(one.id, tag)
+                conversation.retag(one.id, tag)
 
 
 def rng_seed(seed: int, task_id: str, attempt: int, index: int, choice: int) -> int:

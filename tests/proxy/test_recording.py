@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from areal.base.types import GenerateRequest, TokenChunk
+from areal.proxy.conversation import Conversation
 from areal.proxy.recorder import rng_seed
+from tests.proxy.service import until
 
 SHORT = {"pieces": ["ok", "<|im_end|>"]}
 
@@ -162,6 +164,46 @@ async def test_names_other_than_the_sessions_are_side_requests_and_reward_models
         status, body, _ = await service.post("/v1/chat/completions", {"messages": user("x"), "model": name}, key)
         assert status == 404
         assert "_model" in body["error"]["message"]
+
+
+TOOLS = [{"type": "function", "function": {"name": "sh", "parameters": {"type": "object"}}}]
+
+
+async def test_a_helper_that_speaks_before_the_policy_is_the_side_request(make_service: Any) -> None:
+    """opencode lets a smaller model write the title first; only the agent itself has tools."""
+    service = await make_service([SHORT])
+    key = await service.start()
+    await service.chat(key, "a title for: hi", model="small")
+    await service.chat(key, "hi", model="large", tools=TOOLS)
+    await service.chat(key, "hello", model="large")
+    await service.chat(key, "hello again", model="small", tools=TOOLS)
+    done = await service.recorded(key)
+    assert [one.tags for one in done] == [("side_request",), (), (), ("side_request",)]
+    assert (await service.reward(key, 1.0))[1]["interaction_id"] == done[2].id
+    talk = Conversation(done)  # as another worker takes the session over
+    assert talk.policy.is_side_request("small", tools=True, always={"default"})
+    assert not talk.policy.is_side_request("large", tools=False, always={"default"})
+
+
+async def test_a_helper_whose_answer_still_comes_when_the_policy_speaks_is_one_too(make_service: Any) -> None:
+    service = await make_service([{"when": "title", "pieces": ["T", "<|im_end|>"], "delay_ms": 150}, SHORT])
+    key = await service.start()
+    title = asyncio.create_task(service.chat(key, "a title for: hi", model="small"))
+    await until(lambda: service.calls()["calls"])
+    await service.chat(key, "hi", model="large", tools=TOOLS)
+    await title
+    tags = {one.model: one.tags for one in await service.recorded(key)}
+    assert tags == {"small": ("side_request",), "large": ()}
+
+
+async def test_a_configured_name_stays_the_policy_without_tools(make_service: Any) -> None:
+    service = await make_service([SHORT])
+    key = await service.start()
+    await service.chat(key, "hi")
+    await service.chat(key, "hi there", model="other", tools=TOOLS)
+    assert [one.tags for one in await service.recorded(key)] == [(), ("side_request",)]
+    talk = Conversation(await service.recorded(key))
+    assert talk.policy.is_side_request("other", tools=True, always={"default"})
 
 
 async def test_T005_a_template_that_refuses_is_400_and_the_session_lives_on(make_service: Any) -> None:
