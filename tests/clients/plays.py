@@ -92,14 +92,50 @@ CLAUDE_AGENT_CHILD = Play(
     "play-claude-child",
     (call("Bash", command="cat hello.txt", description="Read it"), "The child has  read it \u2713."),
 )
-CLAUDE_AGENT = Play(
-    "play-claude-agent",
+_ASKS = "I will  ask a sub-agent. " + call(
+    "Agent", description="Read it", prompt="play-claude-child: read hello.txt", subagent_type="general-purpose"
+)
+CLAUDE_AGENT_197 = Play("play-claude-agent-197", (_ASKS, "The sub-agent  is done \u2713."))
+CLAUDE_AGENT = Play(  # its sub-agent runs beside it, and reports in a user turn of its own
+    "play-claude-agent", (_ASKS, "It  works in the background.", "The sub-agent  is done \u2713.")
+)
+CLAUDE_BROKEN = Play(  # a call that was cut off
+    "play-claude-broken",
+    ('<tool_call>\n{"name": "Bash", "arguments": {"command":  "cat /tmp', "I gave up  on it \u2713."),
+)
+CODEX = Play(
+    "play-codex",
     (
-        "I will  ask a sub-agent. "
-        + call(
-            "Agent", description="Read it", prompt="play-claude-child: read hello.txt", subagent_type="general-purpose"
-        ),
-        "The sub-agent  is done \u2713.",
+        "\n\nI will  look. \n" + call("exec_command", cmd="cat hello.txt"),
+        call("exec_command", cmd="echo one") + "\n" + call("exec_command", cmd="echo two"),
+        "It says  hello \u2713.",
     ),
 )
-PLAYS: tuple[Play, ...] = (LOOP, CLAUDE_PLAIN, CLAUDE_BASH, CLAUDE_PARALLEL, CLAUDE_AGENT, CLAUDE_AGENT_CHILD)
+OPENCODE = Play(
+    "play-opencode",
+    ("I will  look. " + call("bash", command="cat hello.txt", description="Read it"), "It says  hello \u2713."),
+)
+OPENCODE_TITLE = Play("You are a title generator", ("A  title",))
+OPENCLAW = Play("play-openclaw", ("I will  look. " + call("exec", command="cat hello.txt"), "It says  hello \u2713."))
+QWEN_CODE = Play(
+    "play-qwen",
+    (
+        "I will  look. " + call("run_shell_command", command="cat hello.txt", description="Read", is_background=False),
+        "It says  hello \u2713.",
+    ),
+)
+PLAYS: tuple[Play, ...] = (
+    LOOP,
+    CLAUDE_PLAIN,
+    CLAUDE_BASH,
+    CLAUDE_PARALLEL,
+    CLAUDE_BROKEN,
+    CLAUDE_AGENT_197,
+    CLAUDE_AGENT,
+    CLAUDE_AGENT_CHILD,
+    CODEX,
+    OPENCODE_TITLE,
+    OPENCODE,
+    OPENCLAW,
+    QWEN_CODE,
+)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.clients import test_agent_frameworks
+from tests.clients import test_agent_frameworks, test_claude_code, test_command_lines
 from tests.clients.live_run import Record
 from tests.clients.page import Case, Page
 from tests.clients.tap import Exchange
 
-MODULES = (test_agent_frameworks,)
+MODULES = (test_agent_frameworks, test_claude_code, test_command_lines)
 CASE = Case("an agent", "1.0", "chat", "a task")
 CALL = Exchange("POST", "/v1/chat/completions", {}, {"stream": True}, 200, events=5, reads=3)
 
 
 def record(merge_rate: float | None, *reasons: str) -> Record:
-    interactions = [{"branch_reason": reason} for reason in ("", *reasons)]
-    rows = [{} for _ in interactions]
-    return Record({"interactions": interactions, "trajectories": rows}, {"merge_rate": merge_rate})
+    rows = [{} for _ in ("", *reasons)]
+    return Record(
+        {"interactions": rows, "trajectories": rows}, {"merge_rate": merge_rate, "branches": Counter(reasons)}
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,97 @@
+"""Claude Code, both versions that its users have, headless: an answer, a shell call, parallel calls, a broken call, a sub-agent.
+
+Its parallel results come back in the order in which they finished, `cache_control` wanders, message content changes between
+text and list: none of that is a branch. A sub-agent is one, in the same session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients import command_lines
+from tests.clients.installs import CLAUDE_CODE, CLAUDE_CODE_197, NodeAgent
+from tests.clients.live_run import Record, Run, agent_home
+from tests.clients.page import Case, Page
+from tests.clients.plays import (
+    CLAUDE_AGENT,
+    CLAUDE_AGENT_197,
+    CLAUDE_AGENT_CHILD,
+    CLAUDE_BASH,
+    CLAUDE_BROKEN,
+    CLAUDE_PARALLEL,
+    CLAUDE_PLAIN,
+    Play,
+)
+from tests.clients.rows import check_tokens
+from tests.clients.tap import Exchange, Tap
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+TASKS = {
+    "one answer": CLAUDE_PLAIN,
+    "a Bash call": CLAUDE_BASH,
+    "parallel Bash calls": CLAUDE_PARALLEL,
+    "a call that was cut off": CLAUDE_BROKEN,
+}
+VERSIONS = {agents.packages["@anthropic-ai/claude-code"]: agents for agents in (CLAUDE_CODE_197, CLAUDE_CODE)}
+BOTH = pytest.mark.parametrize("version", VERSIONS)
+
+
+def case_of(version: str, task: str) -> Case:
+    return Case("Claude Code", version, "messages", task)
+
+
+CASES = [
+    case_of(version, task) for version in VERSIONS for task in (*(f"`--bare`, {one}" for one in TASKS), "a sub-agent")
+]
+
+
+def run_claude(run: Run, folder: Path, prompt: str, *more: str) -> tuple[str, Record, list[Exchange]]:
+    """One task: its answer, what was recorded, what was sent."""
+    session = run.start(f"claude {prompt[:40]}")
+    with Tap(run.url) as tap, agent_home() as home:
+        done = command_lines.claude_code(folder, prompt, tap.url, session.key, *more).run(home)
+    assert done.code == 0, done.explain()
+    assert not done.lingering
+    assert {call.status for call in tap.model_calls} == {200}
+    last = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")][-1]
+    return last["result"].strip(), session.end(), tap.model_calls
+
+
+@BOTH
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_one_row(
+    scripted_run: Run, installed: Callable[[NodeAgent], Path], page: Page, script: Any, version: str, task: str
+) -> None:
+    play: Play = TASKS[task]
+    prompt = f"{play.word}: do it"
+    answer, record, calls = run_claude(scripted_run, installed(VERSIONS[version]), prompt, "--bare")
+    assert answer == play.answers[-1].strip()
+    sampled = play.sampled(script.vocabulary)
+    check_tokens(record, sampled)
+    assert [one["output_ids"] for one in record.interactions] == sampled
+    assert len(record.rows) == 1
+    assert record.summary["branches"] == {}
+    assert record.summary["merge_rate"] == (1.0 if len(sampled) > 1 else None)
+    page.saw(case_of(version, f"`--bare`, {task}"), record, calls)
+
+
+@BOTH
+def test_a_sub_agent_is_a_branch_of_its_own(
+    scripted_run: Run, installed: Callable[[NodeAgent], Path], page: Page, script: Any, version: str
+) -> None:
+    play = CLAUDE_AGENT_197 if VERSIONS[version] is CLAUDE_CODE_197 else CLAUDE_AGENT
+    answer, record, calls = run_claude(scripted_run, installed(VERSIONS[version]), f"{play.word}: do it")
+    assert answer == play.answers[-1].strip()
+    sampled = [*play.sampled(script.vocabulary), *CLAUDE_AGENT_CHILD.sampled(script.vocabulary)]
+    check_tokens(record, sampled)
+    assert sorted(one["output_ids"] for one in record.interactions) == sorted(sampled)
+    assert len(record.rows) == 2
+    assert record.summary["branches"] == {"sub_agent": 1}
+    assert record.summary["merge_rate"] == 1.0
+    of_rows = [[span["interaction_id"] for span in row["spans"]] for row in record.rows]
+    assert sorted(map(len, of_rows)) == sorted([len(play.answers), len(CLAUDE_AGENT_CHILD.answers)])
+    page.saw(case_of(version, "a sub-agent"), record, calls)
