@@ -452,3 +452,24 @@ async def test_kept_grammars_are_bounded_and_a_forgotten_one_is_compiled_again(m
         assert not (await grammars.matcher(text, ())).failure
     assert len(grammars._kept) == 32
     grammars.close()
+
+
+@torch.inference_mode()
+def test_a_token_that_is_not_flagged_has_the_logprob_of_the_free_distribution() -> None:
+    """What is trained without a mask was sampled, to four digits, as without one; twin: log-softmax of the whole row."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1500, 60, generator=generator) * 6
+    allowed = torch.rand(1500, 60, generator=generator) < 0.7
+    allowed[torch.arange(1500), logits.argmax(-1)] = True
+    draws = [Draw(SamplingParams(temperature=(0.5, 1.0)[k % 2]), k, k) for k in range(1500)]
+    drawn = sample(logits.clone(), draws, Mask(range(1500), allowed.numpy()))
+    scaled = logits / torch.tensor([0.5, 1.0]).repeat(750)[:, None]
+    tokens = torch.from_numpy(drawn.token_ids.astype(np.int64))[:, None]
+    free, masked = (
+        row.log_softmax(-1).gather(1, tokens)[:, 0].numpy()
+        for row in (scaled, scaled.masked_fill(~allowed, -torch.inf))
+    )
+    np.testing.assert_allclose(drawn.logprobs, masked, atol=1e-5)
+    assert 200 < drawn.constrained.sum() < 1300
+    assert np.abs(drawn.logprobs - free)[~drawn.constrained].max() < 1.1e-4
+    assert np.abs(masked - free)[drawn.constrained].min() > 0.9e-4
