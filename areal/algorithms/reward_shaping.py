@@ -3,6 +3,7 @@
     returns_k = shaped(Rewards(returns, lengths, truncated), Shaping(scaling=10.0, bias=-0.5, clip=20.0))
 
 The order, each step the identity unless its key is set:
+  0. bound               each reward that was set counts within +-rollout.agent.reward_clip (proxy/export.py)
   1. turn discount       R_i = r_i + turn_discount * mean of R over what follows, along the branches (proxy/export.py);
                          no reward is 0, a *failed* reward is no row at all: its session is left out (settled 9)
   2. no end, no reward   an answer cut off by a length limit returns 0             actor.mask_no_eos_with_zero

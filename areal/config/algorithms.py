@@ -1,6 +1,7 @@
 """Which algorithm is meant, its own values of the keys nobody set, and which keys it would ignore. Free of torch.
 
     actor = resolved(config)               # an ActorConfig without `auto` and without open keys, for the rank
+    filled_in(config)                      # the same as a sentence
     ignored(config)                        # sentences about keys that the chosen algorithm does not use
 
 One table, one line per algorithm; the maths is in areal/algorithms, and a test holds both to each other: a key that is
@@ -106,6 +107,15 @@ def resolved(config: RunConfig) -> ActorConfig:
     if values["algorithm"] == "dapo" and actor.overlong_tokens is None and limit is not None:
         values["overlong_tokens"] = max(1, limit // 5)
     return actor.model_copy(update=values)
+
+
+def filled_in(config: RunConfig) -> str:
+    """A sentence about what the open keys of the objective mean here."""
+    actor, name = resolved(config), algorithm_name(config)
+    shown = (*sorted(traits(config).keys - {"rejection_sampling"}), "loss_aggregation", "overlong_tokens")
+    values = {key: getattr(actor, key) for key in shown if getattr(config.actor, key) is None}
+    listed = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+    return f"actor.algorithm={config.actor.algorithm} runs {name} with its own {listed}"
 
 
 def ignored(config: RunConfig) -> list[str]:

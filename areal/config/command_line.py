@@ -19,6 +19,7 @@ from typing import NoReturn, Protocol
 
 from areal.base.errors import ArealError, ConfigError
 from areal.base.redact import redact
+from areal.config.algorithms import filled_in
 from areal.config.load import resolve
 from areal.config.run import RunConfig
 from areal.config.show import masked_yaml
@@ -91,9 +92,11 @@ def run_from_command_line(
 
 
 def show(command: Command) -> None:
-    """The resolved tree on stdout; on stderr the notes, and what would keep it from starting."""
+    """The resolved tree on stdout; on stderr the notes, what open keys mean, and what would keep it from starting."""
     print(masked_yaml(command.config), end="")
     _say_notes(command)
+    if command.config.actor.path:
+        print(f"note: {filled_in(command.config)}", file=sys.stderr)
     for reason in why_not(command.config):
         print(f"would not start: {redact(reason)}", file=sys.stderr)
 

@@ -51,7 +51,8 @@ class RejectionSamplingConfig(Section):
 
 class ObjectiveConfig(Section):
     algorithm: AlgorithmName = "auto"
-    """auto: group-relative (grpo) where gconfig.n_samples > 1, else ppo with batch-normalised advantages. docs/algorithms.md has all."""
+    """auto: ppo where there is a critic, group-relative (grpo) where gconfig.n_samples > 1, else ppo with batch-normalised advantages.
+    docs/algorithms.md has all."""
     reward_scaling: float = Field(1.0, gt=0)
     """Returns are (R + reward_bias) * reward_scaling before anything is compared; matters where nothing divides by a deviation."""
     reward_bias: float = 0.0

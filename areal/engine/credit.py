@@ -76,6 +76,12 @@ class Credit:
         returns = interaction_returns(groups)
         return to_rows(groups, returns, np.zeros(len(returns.keys), dtype=np.float32))
 
+    def mean_kl_off_the_reward(self, groups: Sequence[Group], scored: Scored) -> float | None:
+        """The KL from the reference per trained token in nats, where it is taken off the reward; None elsewhere."""
+        if not self.kl_in_reward or scored.reference is None:
+            return None
+        return float(self._kl(groups, scored).mean()) / self.kl_in_reward
+
     def informative(self, group: Group) -> bool:
         """Whether the group's sessions differ, so that comparing them says something (dynamic sampling)."""
         return bool(self._returns(interaction_returns([group])).any())

@@ -50,6 +50,8 @@ class Nets:
         """One training step of all that learns; the policy's stats (commands.Stepped), the critic's with a prefix."""
         scored = await self._score(groups)
         stats = await self.policy.train_step(self.credit.rows(groups, scored), step, current_version, lags)
+        if (kl := self.credit.mean_kl_off_the_reward(groups, scored)) is not None:
+            stats |= {"ref_kl": kl}
         if self._critic is None:
             return stats
         theirs = await self._critic.train_step(self.credit.critic_rows(groups, scored), step, current_version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal.config.algorithms import TRAITS, algorithm_name, ignored, resolved
+from areal.config.algorithms import TRAITS, algorithm_name, filled_in, ignored, resolved
 from areal.config.load import load_config
 from areal.config.run import RunConfig
 from areal.config.startable import why_not
@@ -150,3 +150,14 @@ def test_nets_that_are_asked_start() -> None:
 def test_the_kl_is_estimated_where_it_belongs() -> None:
     assert resolved(load("ref.path=tiny", "actor.kl_ctl=0.1", *GROUPED)).kl_estimator == "k3"
     assert resolved(load("ref.path=tiny", "actor.kl_ctl=0.1", "critic.path=tiny")).kl_estimator == "k1"
+
+
+def test_what_open_keys_mean_is_a_sentence() -> None:
+    said = filled_in(load("actor.eps_clip=0.3", *GROUPED))
+    assert said == (
+        "actor.algorithm=auto runs grpo with its own dynamic_sampling=False, eps_clip_higher=0.3, prox_logp_method=recompute, "
+        "use_decoupled_loss=True, loss_aggregation=token_mean"
+    )
+    dapo = filled_in(load("actor.algorithm=dapo", "gconfig.max_new_tokens=100", *GROUPED))
+    assert "dynamic_sampling=True, eps_clip=0.2, eps_clip_higher=0.28" in dapo
+    assert dapo.endswith("overlong_tokens=20")

@@ -41,6 +41,7 @@ def test_a_critic_and_a_reference_serve_a_run_and_its_resumption(tmp_path: Path)
     second = train(folder, 4, *NETS)
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
     table = read_metrics(folder / "logs" / "metrics.jsonl")
+    assert len(table.series("train/ref_kl").values) == 4
     errors = table.series("train/critic_value_error").values
     assert len(errors) == 4
     assert all(error > 0 for error in errors)

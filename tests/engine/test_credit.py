@@ -178,6 +178,9 @@ def test_kl_off_the_reward_is_counted_from_each_token_on_and_not_once_more_in_th
     found = [a for row in rows for a in row.advantages[row.trained]]
     assert found == pytest.approx(expected.tolist(), abs=1e-4)
     assert all(row.reference is None for row in rows)
+    scored = Scored(reference=per_token(groups, [-1.5, -0.5, -2.0], float("nan")))
+    assert credit.mean_kl_off_the_reward(groups, scored) == pytest.approx((0.5 - 0.5 + 1.0) / 3, abs=1e-6)
+    assert Credit(ALGORITHMS["grpo"]).mean_kl_off_the_reward(groups, scored) is None
 
 
 def test_a_reference_in_the_loss_and_a_teacher_travel_with_the_rows() -> None:

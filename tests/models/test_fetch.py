@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from areal.base.errors import ConfigError
 from areal.models import bundled, fetch
 from areal.models.bundled import BUNDLED, MANIFEST, Recipe, bundled_model, difference
-from areal.models.fetch import cache_root, resolve
+from areal.models.fetch import cache_root, resolve, same_vocabulary
 
 
 def model_folder(folder: Path) -> Path:
@@ -265,3 +265,18 @@ def test_the_command_prints_the_folder_alone(
     assert out == ""
     assert errors.startswith("error: there is no model 'nope'")
     assert len(errors.splitlines()) == 1
+
+
+def _with_vocabulary(folder: Path, vocabulary: dict[str, int]) -> Path:
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    return folder
+
+
+def test_a_net_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    policy = _with_vocabulary(tmp_path / "policy", {"a": 0, "b": 1})
+    same_vocabulary(_with_vocabulary(tmp_path / "same", {"b": 1, "a": 0}), policy, "ref")
+    with pytest.raises(ConfigError, match=r"teacher: the tokenizer of .*other is not that of the policy"):
+        same_vocabulary(_with_vocabulary(tmp_path / "other", {"a": 1, "b": 0}), policy, "teacher")
+    (tmp_path / "bare").mkdir()
+    same_vocabulary(tmp_path / "bare", policy, "ref")  # nothing to compare: the rank still checks that ids are known
