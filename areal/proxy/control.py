@@ -78,12 +78,14 @@ class ControlRoutes:
             session_id = fields.text(body, "session_id") or await self._session_of(interaction)
             named = await set_reward(self._store.sessions, session_id, reward, interaction)
         else:
-            key = await self._session_key(request, body)
-            if self._agent.reward_key != "session":
+            self._callers.who(request.scope["headers"])  # who has no key hears that first
+            if self._agent.reward_key != "session" or self._agent.reward_source != "client":
                 raise Forbidden(
                     "an agent's key may not reward itself in this run: rewards come from its reward source, or from the admin "
                     "key (rollout.agent.reward_key)"
                 )
+            key = await self._session_key(request, body)
+            await self._check_own(key, fields.text(body, "session_id"))
             named = await self._sessions.reward(key, reward, interaction)
         trained = export.clipped(reward, self._agent.reward_clip)
         told = {} if trained == reward else {"clipped_to": trained}
@@ -167,6 +169,13 @@ class ControlRoutes:
                 f"no session has the finished answer {fields.shown(interaction_id)}; use the id of an answer"
             )
         return session.id
+
+    async def _check_own(self, key: SessionKey, session_id: str) -> None:
+        """Raises Forbidden where a session key names another session than its own."""
+        if session_id and session_id != (await self._sessions.look(key))[0].id:
+            raise Forbidden(
+                f"a session key rewards its own session, not {fields.shown(session_id)}; leave session_id out, or use the admin key"
+            )
 
     def _require_admin(self, request: Request, call: str) -> None:
         presented = _keys(request)
