@@ -21,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 
 import areal
 from areal.base.errors import ArealError, Forbidden, InternalError, MethodNotAllowed, NotFound, StoreError
-from areal.base.hosts import url_names_loopback
 from areal.base.logs import Log
 from areal.gateway.attachment import Attachment
 from areal.gateway.control import Control
@@ -34,6 +33,7 @@ from areal.web.address import is_loopback
 from areal.web.app import bugs_as_errors
 from areal.web.auth import presented_keys
 from areal.web.body import ClientGone
+from areal.web.origin import check_host, check_origin
 
 _log = logging.getLogger("areal.Gateway")
 _line = Log("gateway")
@@ -170,15 +170,8 @@ class GatewayApp:
             raise Forbidden(f"{exchange.route.name} answers on loopback only; ask from the gateway's own host")
         if not self._loopback:
             return
-        host = exchange.header(b"host")
-        if host is not None and not url_names_loopback(f"//{host.decode('latin-1')}"):
-            raise Forbidden(
-                f"this gateway is bound to loopback, but was called as {host.decode('latin-1')!r}; use http://127.0.0.1:PORT, "
-                "or set rollout.agent.gateway_host"
-            )
-        origin = exchange.header(b"origin")
-        if origin is not None and not url_names_loopback(origin.decode("latin-1")):
-            raise Forbidden(f"pages of {origin.decode('latin-1')!r} may not call a gateway on loopback")
+        check_host(exchange.headers, "this gateway")
+        check_origin(exchange.headers, "this gateway")
 
     def _note(self, exchange: Exchange, began: float) -> None:
         """Count the request; log what failed, and with --log-level debug everything."""

@@ -114,7 +114,7 @@ def build_proxy(parts: ProxyParts) -> Proxy:
     app = create_app("areal proxy", max_body_bytes=parts.agent.max_body_bytes, error_body=error_body, lifespan=lifespan)
     for path, (_, handler) in handlers.items():
         add_route(app, path, handler)
-    _add_probes(app, parts, sessions, callers)
+    _add_probes(app, parts, sessions, callers, recorder)
     ControlRoutes(sessions, parts.store, callers, parts.keys, parts.agent).add_to(app)
     return Proxy(app, sessions, recorder)
 
@@ -132,7 +132,7 @@ def _model_routes(parts: ProxyParts, callers: Callers, recorder: Recorder) -> di
     return found
 
 
-def _add_probes(app: FastAPI, parts: ProxyParts, sessions: Sessions, callers: Callers) -> None:
+def _add_probes(app: FastAPI, parts: ProxyParts, sessions: Sessions, callers: Callers, recorder: Recorder) -> None:
     """What clients ask before and beside model calls."""
     models = _models(parts.policy_names)
 
@@ -143,6 +143,7 @@ def _add_probes(app: FastAPI, parts: ProxyParts, sessions: Sessions, callers: Ca
     async def one_model(scope: Scope, receive: Receive, send: Send) -> None:
         callers.probes(scope["headers"])
         name = scope["path_params"]["name"]
+        recorder.check_model(name)
         known = next((one for one in models["data"] if one["id"] == name), None)
         await send_json(send, known or {**models["data"][0], "id": name})  # any name is served by the policy
 

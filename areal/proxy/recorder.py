@@ -123,7 +123,7 @@ class Recorder:
         self, live: LiveSession, call: ModelCall, id_prefix: str, emit: Emit, request_id: str = ""
     ) -> Answer:
         """Sample and store all choices of a call, under the id of its HTTP request. Emits Started, Pieces and ChoiceEnded; returns what they add up to."""
-        self._refuse_reward_models(call.model)
+        self.check_model(call.model)
         call = live.conversation.resolved(call)
         first_index = live.conversation.reserve(call.n)
         found = live.conversation.continued_by(call)
@@ -156,6 +156,7 @@ class Recorder:
 
     async def count(self, conversation: Conversation, call: ModelCall) -> int:
         """How many prompt tokens this call would have if it were made now; records nothing, and no prompt is too long."""
+        self.check_model(call.model)
         try:
             call = conversation.resolved(call)
             plan = await self._plan(conversation.continued_by(call), call)
@@ -289,9 +290,9 @@ class Recorder:
             constraint=asked.constraint,
         )
 
-    def _refuse_reward_models(self, name: str) -> None:
-        """A misspelt reward_model must not be answered by the policy it is meant to judge (settled 16)."""
-        plain = name.lower().replace("-", "_")
+    def check_model(self, name: str) -> None:
+        """A misspelt reward_model must not be answered by the policy it is meant to judge (settled 16). Raises NotFound."""
+        plain = name.strip().lower().replace("-", "_").replace(" ", "_")
         meant = () if name in self._policy_names else difflib.get_close_matches(plain, UPSTREAM_NAMES, 1, 0.8)
         if meant:
             raise NotFound(

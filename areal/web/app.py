@@ -28,8 +28,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from areal.base.errors import ArealError, BadRequest, InternalError, MethodNotAllowed, NotFound
+from areal.base.hosts import names_loopback
 from areal.web.body import ClientGone, receive_within
 from areal.web.error_bodies import openai_error_body
+from areal.web.origin import check_host
 
 ErrorBody = Callable[[str, ArealError, str], Any]
 Handler = Callable[[Scope, Receive, Send], Any]
@@ -183,7 +185,7 @@ class _PlainAsgi:
 
 
 class _Edge:
-    """Outermost middleware: request id, body limit, plain routes, and the last catch before a socket would just close."""
+    """Outermost middleware: request id, Host on loopback, body limit, plain routes, and the last catch before a socket closes."""
 
     def __init__(
         self, app: ASGIApp, plain: Mapping[tuple[str, str], Handler], max_body_bytes: int, error_body: ErrorBody
@@ -212,7 +214,9 @@ class _Edge:
 
         try:
             app = self._plain.get((scope["method"], scope["path"]), self._app)
-            with bugs_as_errors(f"request {request_id(scope)} {scope['path']}"):
+            with bugs_as_errors(f"request {request_id(scope)} {scope['path'][:200]}"):
+                if names_loopback(scope["server"][0]):
+                    check_host(scope["headers"], "this port")
                 await app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)
         except ClientGone:
             return

@@ -18,10 +18,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -49,6 +50,7 @@ T = TypeVar("T")
 ADMIN = "admin-key-of-the-fuzzed-service"
 TOKEN = "internal-token-of-the-fuzzed-service"
 BODY_LIMIT = 8 << 20
+AGENT = {"admin_api_key": ADMIN, "internal_token": TOKEN, "max_body_bytes": BODY_LIMIT, "refresh_timeout_seconds": 1}
 DEADLINE_S = 30.0  # for one answer, on a slow and busy machine; a hang is one that never comes
 FAILS = "please fail"  # a prompt with these words makes the inference server fail
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -98,6 +100,7 @@ class Target:
         self.folder, self._loop = folder, loop
         self.keys = SessionKeys.load(folder)
         self.url = ""
+        self.worker_urls: list[str] = []
         self.requests = 0
         self._traces = _Traces()
         self._checked: set[str] = set()  # sessions that are over
@@ -107,14 +110,15 @@ class Target:
 
     @classmethod
     @contextmanager
-    def running(cls, folder: Path) -> Iterator[Target]:
+    def running(cls, folder: Path, agent: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Target]:
+        """agent: keys of rollout.agent that are other than usual."""
         loop = asyncio.new_event_loop()
         target, started, stop = cls(folder, loop), threading.Event(), asyncio.Event()
         failure: list[BaseException] = []
 
         async def serve() -> None:
             async with AsyncExitStack() as stack:
-                await target._start(stack)
+                await target._start(stack, agent)
                 started.set()
                 await stop.wait()
 
@@ -143,7 +147,7 @@ class Target:
             if failure:
                 raise failure[0]
 
-    async def _start(self, stack: AsyncExitStack) -> None:
+    async def _start(self, stack: AsyncExitStack, agent: Mapping[str, Any]) -> None:
         script = self.folder / "script.jsonl"
         script.write_text("".join(json.dumps(line) + "\n" for line in LINES))
         self.engine = ScriptedEngine(read_script(script), version=1)
@@ -152,7 +156,7 @@ class Target:
         self.store = await stack.enter_async_context(await open_store(url))
         await self.store.training.set_limits(Limits(max_concurrent=500, max_lag=1000, batch_groups=1000))
         for name in ("w0", "w1"):
-            await self._start_worker(name, server, script, stack)
+            await self._start_worker(name, server, script, stack, agent)
         facts = RunFacts(
             run_id="fuzz",
             pid=os.getpid(),
@@ -168,7 +172,9 @@ class Target:
         app = GatewayApp(attachment, splice, Control(attachment, "secret"), loopback=True, body_limit=BODY_LIMIT)
         self.url = await stack.enter_async_context(serving(app))
 
-    async def _start_worker(self, name: str, server: str, script: Path, stack: AsyncExitStack) -> None:
+    async def _start_worker(
+        self, name: str, server: str, script: Path, stack: AsyncExitStack, agent: Mapping[str, Any]
+    ) -> None:
         backend = HttpBackend("scripted", server, "run-token")
         stack.push_async_callback(backend.close)
         parts = ProxyParts(
@@ -177,14 +183,13 @@ class Target:
             backend=Router([backend]),
             keys=self.keys,
             worker=name,
-            agent=AgentConfig(
-                admin_api_key=ADMIN, internal_token=TOKEN, max_body_bytes=BODY_LIMIT, refresh_timeout_seconds=1
-            ),
+            agent=AgentConfig.model_validate({**AGENT, **agent}),
             defaults=GenerationConfig(),
             max_context=4096,
             closing_bound_s=2.0,
         )
         url = await stack.enter_async_context(serving(build_proxy(parts).app))
+        self.worker_urls.append(url)
 
         async def beat() -> None:
             await self.store.registry.heartbeat(WorkerInfo(name, url, os.getpid(), "host", time.time()))
@@ -210,19 +215,28 @@ class Target:
         self.key = json.loads(reply.body)["api_key"]
         return self.key
 
-    def send(self, method: str, path: str, body: bytes = b"", headers: Iterable[Header] = ()) -> Reply:
-        """One well-formed request on a connection of its own."""
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self.address}"]
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Iterable[Header] = (),
+        *,
+        url: str = "",
+        host: str | None = None,
+    ) -> Reply:
+        """One well-formed request on a connection of its own. url: of another port of the service than the gateway's."""
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self.address if host is None else host}"]
         lines += [f"{name}: {value}" for name, value in headers]
         if body or method == "POST":
             lines.append(f"Content-Length: {len(body)}")
-        return self.send_raw("\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body, method)
+        return self.send_raw("\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body, method, url)
 
-    def send_raw(self, data: bytes, method: str = "GET") -> Reply:
+    def send_raw(self, data: bytes, method: str = "GET", url: str = "") -> Reply:
         """These bytes, which are a whole request; its answer."""
         self.requests += 1
         try:
-            with self._connection() as link, contextlib.suppress(ConnectionError):
+            with self._connection(url=url) as link, contextlib.suppress(ConnectionError):
                 with contextlib.suppress(ConnectionError):  # it may have answered before it read all
                     link.sendall(data)
                 return self._read(link, method)
@@ -289,8 +303,12 @@ class Target:
     def address(self) -> str:
         return urlsplit(self.url).netloc
 
-    def _connection(self, timeout_s: float = DEADLINE_S) -> socket.socket:
-        host, _, port = self.address.rpartition(":")
+    def calls(self) -> int:
+        """How many requests the inference server got."""
+        return len(json.loads(self.engine.calls())["calls"])
+
+    def _connection(self, timeout_s: float = DEADLINE_S, url: str = "") -> socket.socket:
+        host, _, port = urlsplit(url or self.url).netloc.rpartition(":")
         return socket.create_connection((host, int(port)), timeout=timeout_s)
 
     def _read(self, link: socket.socket, method: str) -> Reply:

@@ -77,7 +77,7 @@ class AnthropicMessages:
             tools=() if choice.hidden else tools,
             sampling=constrained(sampling, choice, _json_answer(body), may_call=bool(tools) or inherits),
             stream=fields.flag(body, "stream"),
-            model=fields.text(body, "model", "default"),
+            model=fields.model_name(body),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
             retry_count=fields.retry_count(headers),
             agent=fields.agent_id(headers),

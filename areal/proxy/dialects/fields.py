@@ -16,6 +16,7 @@ from typing import Any
 from areal.base.errors import BadRequest
 
 JsonObject = Mapping[str, Any]
+LONGEST_MODEL_NAME = 512  # characters
 MOST_ITEMS = 10_000  # of any list in a request: a model that reads a million tokens has no more messages than that
 _log = logging.getLogger("areal.proxy")
 
@@ -45,6 +46,14 @@ def as_text(value: object, param: str) -> str:
 def text(body: JsonObject, key: str, default: str = "", *, at: str = "") -> str:
     value = body.get(key)
     return default if value is None else as_text(value, at + key)
+
+
+def model_name(body: JsonObject) -> str:
+    """Which model is asked for; it is recorded with every answer, so it has a bound."""
+    name = text(body, "model", "default")
+    if len(name) > LONGEST_MODEL_NAME:
+        raise BadRequest(f"model has {len(name)} characters, more than {LONGEST_MODEL_NAME}", param="model")
+    return name
 
 
 def flag(body: JsonObject, key: str, *, at: str = "") -> bool:

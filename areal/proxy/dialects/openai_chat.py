@@ -78,7 +78,7 @@ class OpenAIChat:
             tools=() if choice.hidden else tools,
             sampling=constrained(_sampling(body), choice, answer, may_call=bool(tools)),
             stream=fields.flag(body, "stream"),
-            model=fields.text(body, "model", "default"),
+            model=fields.model_name(body),
             n=fields.integer(body, "n", low=1, high=MAX_CHOICES) or 1,
             include_usage=_include_usage(body),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),

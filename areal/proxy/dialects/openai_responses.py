@@ -69,7 +69,7 @@ class OpenAIResponses:
             tools=() if choice.hidden else tools.shown,
             sampling=constrained(_sampling(body), choice, answer, may_call=bool(tools.shown)),
             stream=fields.flag(body, "stream"),
-            model=fields.text(body, "model", "default"),
+            model=fields.model_name(body),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
             retry_count=fields.retry_count(headers),
             previous=fields.text(body, "previous_response_id"),

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from areal.proxy.dialects import anthropic_messages, openai_chat, openai_responses
-from areal.proxy.dialects.fields import MOST_ITEMS
+from areal.proxy.dialects.fields import LONGEST_MODEL_NAME, MOST_ITEMS
 
 Schema = dict[str, Any]
 
@@ -58,7 +58,7 @@ _LIMIT = nullable(_whole(1))
 _STOP = nullable({"anyOf": [{**TEXT, "maxLength": 1024}, array({**TEXT, "maxLength": 1024}, maxItems=16)]})
 _FUNCTION_SCHEMA = nullable(OBJECT)
 _SAMPLING: dict[str, Schema] = {  # the same in every protocol
-    "model": nullable(TEXT),
+    "model": nullable({**TEXT, "maxLength": LONGEST_MODEL_NAME}),
     "temperature": nullable({"type": "number", "minimum": 0, "maximum": 2}),
     "top_p": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
     "top_k": nullable(_whole(-1)),
