@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -256,6 +257,23 @@ def test_a_session_of_its_own_tool_calls_and_the_text_report(tmp_path: Path) -> 
     assert lines_of["tokens"] == "recorded 4 = trained 4 + masked 0 + dropped 0"
     assert done.stdout.splitlines()[-1] == "trainable as it is"
     assert "sk-sess-" not in done.stdout + done.stderr
+
+
+def test_the_report_of_the_page_is_what_its_agent_gets(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text("utf-8")
+    (tmp_path / "agent.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    shown = "areal doctor: " + page.partition("```\nareal doctor: ")[2].partition("```")[0]
+    known = environment(tmp_path) | {
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "areal.doctor", "--agent", "python agent.py", "rollout.agent.export_style=concat"],
+        cwd=tmp_path, env=known, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seconds = re.compile(r"after [\d.]+ s$", re.MULTILINE)
+    assert seconds.sub("after", done.stdout) == seconds.sub("after", shown)
 
 
 def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
