@@ -128,6 +128,12 @@ def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str,
         lag=batch.lag_max,
         tokens_per_second=tokens_per_second,
     )
+    if not batch.rewarded:
+        warn(
+            "RLTrainer",
+            f"nobody rewarded any of the {batch.sessions} sessions of step {step}, so all of them count 0; rewards are set with "
+            "POST /rl/set_reward",
+        )
     if stats["logprob_gap_max"] > 1e-3 and run.config.actor.dtype == "float32" == run.config.rollout.native.dtype:
         warn("RLTrainer", f"trainer and sampler disagree by {stats['logprob_gap_max']:.2g} in the log-prob of a token")
 

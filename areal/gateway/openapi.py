@@ -55,6 +55,7 @@ _REWARD = record(
     },
     ["reward"],
 )
+_WHICH = record({"interaction_id": nullable(TEXT)})  # under the internal token: an answer of the session that is meant
 _EXCLUDE = record(
     {"session_id": TEXT, "reason": nullable(TEXT), "delete": nullable({"type": "boolean"})}, ["session_id"]
 )
@@ -78,8 +79,8 @@ _BODIES: dict[str, tuple[Schema | None, Schema]] = {
     "model": (None, _MODEL),
     "start_session": (_START, record({"session_id": TEXT, "api_key": TEXT}, ["session_id", "api_key"])),
     "set_reward": (_REWARD, record({"interaction_id": TEXT, "reward": {"type": "number"}}, ["interaction_id", "reward"])),
-    "end_session": (OBJECT, record({"session_id": TEXT, "interaction_count": {"type": "integer"}}, ["interaction_count"])),
-    "session": (OBJECT, record({"session_id": TEXT, "tokens": OBJECT}, ["session_id", "tokens"])),
+    "end_session": (_WHICH, record({"session_id": TEXT, "interaction_count": {"type": "integer"}}, ["interaction_count"])),
+    "session": (_WHICH, record({"session_id": TEXT, "tokens": OBJECT}, ["session_id", "tokens"])),
     "exclude": (_EXCLUDE, record({"session_id": TEXT}, ["session_id"])),
     "export": (_EXPORT, record({"interactions": schemas.array(OBJECT), "trajectories": schemas.array(OBJECT)}, ["trajectories"])),
     "health": (None, record({"status": {"enum": ["ok", "degraded"]}, "workers": {"type": "integer"}}, ["status", "workers"])),

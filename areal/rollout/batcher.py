@@ -56,6 +56,12 @@ class Batch:
         return sum(trained + sum(masked.values()) for trained, masked in self.accounts.values())
 
     @property
+    def rewarded(self) -> bool:
+        """Whether anybody rewarded anything in it; silence counts 0, so without a reward all sessions are equal."""
+        rows = (row for group in self.groups for row in group.trajectories)
+        return any(span.raw_reward is not None for row in rows for span in row.spans)
+
+    @property
     def group_ids(self) -> list[str]:
         return [group.id for group in self.groups]
 

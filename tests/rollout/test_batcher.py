@@ -154,6 +154,16 @@ async def test_clipped_rewards_are_counted_and_the_raw_ones_shown(played, batchi
     assert [row.spans[0].reward for group in batch.groups for row in group.trajectories] == [1.0, 1.0, 0.0]
 
 
+async def test_a_batch_knows_whether_anybody_rewarded_it(played, batching) -> None:
+    gate, batcher = await batching(batch=2)
+    for task, reward in (("a", None), ("b", None), ("c", None), ("d", 0.0)):
+        await played.session(task, reward=reward)
+    for rewarded in (False, True):
+        batch = await batcher.next_batch()
+        assert (batch.rewarded, batch.reward) == (rewarded, 0.0)
+        await advance(gate, batch.group_ids)
+
+
 async def test_a_session_excluded_before_the_step_takes_it_is_in_no_batch(store, played, batching) -> None:
     gate, batcher = await batching(batch=2, n_samples=3)
     for task in ("a", "a", "a", "b", "b"):
