@@ -28,15 +28,18 @@ class CommandLine:
         return run_agent(self.command, home=home, env=self.env, path=self.path)
 
 
-def claude_code(folder: Path, prompt: str, url: str, key: str, *more: str, **env: str) -> CommandLine:
-    """One headless task. The base URL has no /v1."""
+def claude_code(
+    folder: Path, prompt: str, url: str, key: str, *more: str, trusted: bool = True, **env: str
+) -> CommandLine:
+    """One headless task. The base URL has no /v1. trusted: it may run commands that change something."""
     own = {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": key,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
     }
-    command = [_bin(folder, "claude"), "-p", prompt, "--model", "policy", "--allowedTools", "Bash,Agent,Task"]
+    command = [_bin(folder, "claude"), "-p", prompt, "--model", "policy"]
+    command += ["--allowedTools", "Bash,Agent,Task"] if trusted else []
     return CommandLine([*command, "--output-format", "json", *more], own | env)
 
 
