@@ -50,6 +50,12 @@ async def test_deleting_cuts_calls_in_flight_and_leaves_the_sums(make_service: A
     status, body, _ = await service.post("/rl/export_trajectories", {"session_id": "task"})
     assert status == 404
     assert "was deleted" in body["error"]["message"]
+    _, body, _ = await service.post("/rl/session", {}, key)
+    assert (body["tokens"]["recorded"], body["tokens"]["dropped"], body["fate"]) == (
+        2,
+        {"excluded": 2},
+        "dropped (excluded), content deleted",
+    )
     summary = await service.store.reading.session("task")
     assert (summary.recorded_tokens, dict(summary.session.tags)) == (2, {})
 
