@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from areal.base.errors import ConfigError
 from areal.base.redact import hint
+from areal.config.elsewhere import said_by
 from areal.config.keys import Key, keys_of, paths_of
 from areal.config.problems import Problems, nearest
 from areal.config.section import Section
@@ -89,6 +90,8 @@ def _plant(tree: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _unknown(path: str, keys: dict[str, Key], paths: frozenset[str], extra_names: Iterable[str]) -> str:
+    if here := said_by(path):
+        return f"unknown key; {here} (docs/algorithms.md)"
     above = path.rpartition(".")[0]
     while above:
         if above in keys:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from areal.base.errors import ConfigError
 from areal.config.algorithms import TRAITS, algorithm_name, filled_in, ignored, resolved
+from areal.config.elsewhere import ELSEWHERE, said_by
+from areal.config.keys import paths_of
 from areal.config.load import load_config
 from areal.config.run import RunConfig
 from areal.config.startable import why_not
@@ -161,3 +166,22 @@ def test_what_open_keys_mean_is_a_sentence() -> None:
     dapo = filled_in(load("actor.algorithm=dapo", "gconfig.max_new_tokens=100", *GROUPED))
     assert "dynamic_sampling=True, eps_clip=0.2, eps_clip_higher=0.28" in dapo
     assert dapo.endswith("overlong_tokens=20")
+
+
+@pytest.mark.parametrize(
+    ("override", "here"),
+    [
+        ("actor.use_sapo_loss=true", "here that is actor.algorithm=sapo"),
+        ("actor.reward_norm.mean_level=group", "here that is the choice of actor.algorithm"),
+        ("dynamic_bs=true", "here that is actor.dynamic_sampling"),
+    ],
+)
+def test_a_key_of_another_trainer_says_what_it_is_here(override: str, here: str) -> None:
+    with pytest.raises(ConfigError, match=here):
+        load(override)
+
+
+def test_what_says_it_here_exists() -> None:
+    words = {word for text in ELSEWHERE.values() for word in re.findall(r"(?:actor|gconfig)\.[a-z_.]*[a-z_]", text)}
+    assert words <= paths_of(RunConfig)
+    assert not {path for path in paths_of(RunConfig) if said_by(path)}
