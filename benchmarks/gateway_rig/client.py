@@ -86,7 +86,7 @@ class Connection:
         return reply
 
     async def _chunked(self, reply: Reply) -> None:
-        raw, parts, seen = b"", [], 0
+        raw, parts, seen, size = b"", [], 0, -1
         while True:
             read = await self._reader.read(1 << 20)
             now = time.monotonic_ns()
@@ -98,14 +98,14 @@ class Connection:
                 if not found or len(rest) < int(line, 16) + 2:
                     break
                 size = int(line, 16)
-                if not size:
-                    reply.body = b"".join(parts)
-                    return
                 parts.append(rest[:size])
                 seen += rest[:size].count(b"data: ")
                 raw = rest[size + 2 :]
             if not reply.arrivals or reply.arrivals[-1][1] != seen:
                 reply.arrivals.append((now, seen))
+            if size == 0:
+                reply.body = b"".join(parts)
+                return
 
 
 class Talk:

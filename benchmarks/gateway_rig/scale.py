@@ -23,7 +23,7 @@ CLIENTS = 32
 
 @dataclass(slots=True)
 class _Outcome:
-    """Of all streams together. late_ms: how much later than its time each token came, counted from the first."""
+    """Of all streams together. late_ms: how much later than TOKEN_S after the one before it each token came."""
 
     tokens: int = 0
     late_ms: list[float] = field(default_factory=list)
@@ -74,11 +74,12 @@ async def _stream(outcome: _Outcome, url: str, number: int, sessions: int, token
 def _note_lateness(outcome: _Outcome, arrivals: list[tuple[int, int]], tokens: int) -> None:
     """Event 0 says that the answer begins, events 1 to `tokens` carry one token each."""
     seen = 1
-    first: int | None = None
+    before: int | None = None
     for arrived, events in arrivals:
         while seen < min(events, tokens + 1):
-            first = arrived if first is None else first
-            outcome.late_ms.append((arrived - first) / 1e6 - (seen - 1) * TOKEN_S * 1e3)
+            if before is not None:
+                outcome.late_ms.append((arrived - before) / 1e6 - TOKEN_S * 1e3)
+            before = arrived
             outcome.tokens += 1
             seen += 1
 
