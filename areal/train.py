@@ -170,9 +170,8 @@ class PPOTrainer:
             raise KeyboardInterrupt from None
 
     async def _train(self) -> None:
-        from areal.assemble import (
-            assemble,
-        )  # torch comes with it: --help and a wrong configuration do not wait for that
+        # torch comes with it: --help and a wrong configuration do not wait for that
+        from areal.assemble import assemble
 
         signals = _Signals()
         async with assemble(self.config, self.folder) as run:

@@ -45,20 +45,15 @@ def behaviour_weights(
     interaction [m]: tokens of one sequence share the number. A NaN stays one."""
     log_ratio = (proximal - behaviour).detach()
     raw = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    if correction.action == "clamp":
-        measured = (
-            raw if correction.level == "token" else _ratio(over_sequences(log_ratio, interaction, correction.agg))
-        )
-        return _bounded(measured, correction), raw, torch.ones_like(raw, dtype=torch.bool)
-    if correction.metric == "ratio":
-        measured = (
-            raw if correction.level == "token" else _ratio(over_sequences(log_ratio, interaction, correction.agg))
-        )
+    if correction.metric == "ratio" or correction.action == "clamp":
+        measured = raw if correction.level == "token" else _ratio(over_sequences(log_ratio, interaction, correction.agg))
     else:
         measured = KL_ESTIMATORS[correction.metric.removeprefix("kl_")](-log_ratio)  # sampled by the behaviour policy
         if correction.level == "sequence":
             measured = over_sequences(measured, interaction, correction.agg)
     kept = torch.ones_like(raw, dtype=torch.bool)
+    if correction.action == "clamp":
+        return _bounded(measured, correction), raw, kept
     if correction.upper is not None:
         kept &= ~(measured > correction.upper)
     if correction.lower is not None:

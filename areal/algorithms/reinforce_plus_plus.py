@@ -1,6 +1,6 @@
 """REINFORCE++: no critic, no groups, one normalisation over the batch. arXiv:2501.03262.
 
-A_t = R_i - kl_ctl * sum over t' >= t of k1(pi_prox, pi_ref)_t'     then (A - mean) / std over all trained tokens of the batch
+A_t = R_i - kl_ctl * sum over t' >= t of k1(pi_behaviour, pi_ref)_t'     then (A - mean) / std over all trained tokens of the batch
 L   = token mean of PPO's clipped objective
 """
 

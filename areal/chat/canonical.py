@@ -50,9 +50,8 @@ def placed(messages: Sequence[Message]) -> list[tuple[Message, bytes]]:
     Results of one turn stand in the order of its calls, and say by number which call of it (or of how many turns before) they
     answer: clients send them in the order in which they finished, and some give calls ids of their own. Two conversations are the same as far as the keys and
     places of their messages are; those of a beginning do not depend on what follows."""
-    numbers: dict[
-        str, tuple[int, int]
-    ] = {}  # call id -> its turn, counted among turns with calls, and its number there
+    # Call id -> its turn, counted among turns with calls, and its number there.
+    numbers: dict[str, tuple[int, int]] = {}
     result: list[tuple[Message, bytes]] = []
     run: list[Message] = []
     turn = 0

@@ -1,7 +1,7 @@
 """The numbers of one training step, summed over its micro-batches.
 
     stats = StepStats(current_version=3, rows=64, trained_tokens=900)
-    stats.add_micro_batch(packed, inputs, loss, entropy, loss_stats); stats.add_update(grad_norm)
+    stats.add_micro_batch(packed, inputs, loss, loss_stats, at_start); stats.add_update(grad_norm)
     stats.result(seconds=0.4, lr=1e-6)                    # commands.Stepped
 
 loss and the losses' own stats are weighted sums over each mini-batch, averaged over the mini-batches; names that end in `_max` are
@@ -31,9 +31,7 @@ class StepStats:
         self.updated_rows = 0
         self.computed_tokens = 0
         self.screened_tokens = 0
-        self.weight_total = (
-            1.0  # of the mini-batch at hand, so that stats are means even where the loss's weights are not
-        )
+        self.weight_total = 1.0  # of the mini-batch at hand: stats are means even where the loss's weights are not
         self._row_tokens = 0
         self.updates = 0
         self._grad_norm = 0.0

@@ -27,9 +27,8 @@ from areal.web.sse import DONE, SseDecoder, SseEvent
 CONNECT_S = 10.0
 SILENCE_S = 60.0
 LOAD_S = 300.0  # weights.load_timeout_seconds says otherwise; the server says nothing meanwhile
-IDLE_CONNECTION_S = (
-    3.0  # below any server's own keep-alive (ours 75 s, uvicorn's 5 s): no request meets a closing socket
-)
+# Below any server's own keep-alive (ours 75 s, uvicorn's 5 s): no request meets a closing socket.
+IDLE_CONNECTION_S = 3.0
 
 
 class HttpBackend:

@@ -6,7 +6,7 @@
 
 A token's bytes do not depend on its neighbours, which is what streaming needs: byte-level BPE stores bytes as printable
 characters, SentencePiece vocabularies store spaces as U+2581 and single bytes as `<0xNN>`. Other decoders (WordPiece)
-are refused with a sentence. The incremental text of a stream is detokenizer.py's. Used by renderer.py.
+are refused with a sentence. The incremental text of a stream is detokenizer.py's. Used by chat/ and inference/native/grammars.py.
 """
 
 from __future__ import annotations

@@ -251,9 +251,8 @@ class Recorder:
         await self._store.sessions.add(interaction)
         running.live.conversation.add(interaction)
         if self._is_side_request(running.live, call) and "side_request" not in interaction.tags:
-            await self._retag(
-                running.live.conversation, [interaction], "side_request"
-            )  # a helper's, as came out meanwhile
+            # A helper's, as came out while it was being stored.
+            await self._retag(running.live.conversation, [interaction], "side_request")
 
     def _request(self, running: _Call, choice: int) -> GenerateRequest:
         session, asked = running.live.session, running.call.sampling.seed

@@ -1,7 +1,7 @@
 """What became of a session, in numbers: turns, rows, merge rate, branches with their reasons, and where every token went.
 
     found = statistics(await store.reading.session(session_id), await store.sessions.interactions(session_id))
-    found.merge_rate, found.forks, found.tokens.recorded == found.tokens.trained + masked + dropped
+    found.merge_rate, found.branches, found.tokens.recorded == found.tokens.trained + masked + dropped
 
 A pure function of the stored rows, and the one place where this is counted: `/rl/session`, export, dashboard, doctor and the table
 of clients show these numbers. Rows are those of the concat style (export.py), whatever style a run trains.
@@ -71,12 +71,17 @@ class Statistics:
 
     @property
     def merge_rate(self) -> float | None:
-        return self.merged / self.mergeable if self.mergeable else None
+        return merge_rate(self.merged, self.mergeable)
 
     @property
     def reasons(self) -> dict[str, int]:
         """Branches by reason."""
         return dict(Counter(branch.fork.reason for branch in self.branches))
+
+
+def merge_rate(merged: int, mergeable: int) -> float | None:
+    """Of one session, or of the sums of several."""
+    return merged / mergeable if mergeable else None
 
 
 def statistics(summary: SessionSummary, interactions: Sequence[Interaction]) -> Statistics:

@@ -22,9 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Where an error of any kind must not end the process: the HTTP edge (`bugs_as_errors`, which every application uses: a bug is a
 # JSON 500 and a trace in the log), the rollout worker (agents are foreign code), the rank loop (the controller has to hear of it).
 BROAD_EXCEPT = ["areal.engine.worker", "areal.rollout.agent_runs", "areal.web.app"]
-BARE_LIBRARY = [
-    "areal.models.tokenizer"
-]  # a library that raises Exception itself: around its one call, and said as ConfigError
+# A library that raises Exception itself: around its one call, and said as ConfigError.
+BARE_LIBRARY = ["areal.models.tokenizer"]
 # What configures how other keys are read and so needs no reader of its own outside areal/config.
 READ_WHILE_LOADING = {"rollout.agent.framework", "total_train_epochs"}
 LEFT_FOR_LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")

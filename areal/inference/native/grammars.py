@@ -100,9 +100,8 @@ class Grammars:
         if state.is_error():
             return _refusal(_short(state.get_error()))
         first = Matcher(state.deep_copy(), tuple(self._eos_ids))
-        allowed_tokens(
-            [first], self._vocab_size
-        )  # what fails at once is the request's fault, and known before it is queued
+        # What fails at once is the request's fault, and known before it is queued.
+        allowed_tokens([first], self._vocab_size)
         return _refusal(first.failure) if first.failure else state
 
     @cached_property

@@ -4,7 +4,7 @@
     CHAT_ANSWER, RESPONSES_ANSWER, MESSAGES_ANSWER
 
 A body that fits its schema is understood, though it may still be refused (400) where what it says cannot be kept; a body that does not
-fit is refused, but for unknown fields and what is ignored. Held to the parsers by tests/proxy/test_schemas.py. Data only; used by
+fit is refused, but for unknown fields and what is ignored. Held to the parsers by tests/gateway/test_openapi.py and, with random bodies, by tests/fuzz. Data only; used by
 gateway/openapi.py.
 """
 

@@ -1,7 +1,7 @@
 """What a run of an agent left in the store: sessions, turns, tool calls, rewards, rows, and where every token went.
 
     found = await diagnose(store, turn_discount=1.0)
-    found.sessions, found.calls, found.merge_rate, found.tokens
+    found.sessions, found.calls, found.merged, found.mergeable, found.tokens
 
 Numbers per session come from proxy/statistics.py and proxy/export.py; here they are only added up, and read for what only this page
 asks: dialects, tool calls that could not be read, rows as each style makes them. Used by findings.py and report.py.

@@ -16,7 +16,7 @@ from typing import Any
 
 from areal.base.redact import redact
 from areal.base.types import ExportStyle
-from areal.proxy.statistics import Branch, TokenSums
+from areal.proxy.statistics import Branch, TokenSums, merge_rate
 from areal.tools.doctor.agent_process import AgentRun
 from areal.tools.doctor.diagnosis import DIALECT_NAMES, Diagnosis, SessionFound
 from areal.tools.doctor.findings import Finding
@@ -87,7 +87,7 @@ def as_json(report: Report) -> str:
         "dialects": list(found.dialects),
         "mergeable": found.mergeable,
         "merged": found.merged,
-        "merge_rate": found.merged / found.mergeable if found.mergeable else None,
+        "merge_rate": merge_rate(found.merged, found.mergeable),
         "forks": [_fork_facts(session, branch) for session, branch in found.branches],
         "rewards_set": found.rewards_set,
         "reward_sum": found.reward_sum,
@@ -134,9 +134,10 @@ def _calls(found: Diagnosis) -> str:
 
 
 def _merge_rate(found: Diagnosis) -> str:
-    if not found.mergeable:
+    rate = merge_rate(found.merged, found.mergeable)
+    if rate is None:
         return "nothing to merge: no turn follows another"
-    return f"{found.merged / found.mergeable:.2f}: {found.merged} of {found.mergeable} turns went on from their own sampled tokens"
+    return f"{rate:.2f}: {found.merged} of {found.mergeable} turns went on from their own sampled tokens"
 
 
 def _forks(found: Diagnosis) -> str:
