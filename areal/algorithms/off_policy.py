@@ -46,7 +46,9 @@ def behaviour_weights(
     log_ratio = (proximal - behaviour).detach()
     raw = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if correction.metric == "ratio" or correction.action == "clamp":
-        measured = raw if correction.level == "token" else _ratio(over_sequences(log_ratio, interaction, correction.agg))
+        measured = (
+            raw if correction.level == "token" else _ratio(over_sequences(log_ratio, interaction, correction.agg))
+        )
     else:
         measured = KL_ESTIMATORS[correction.metric.removeprefix("kl_")](-log_ratio)  # sampled by the behaviour policy
         if correction.level == "sequence":

@@ -26,6 +26,7 @@ BROAD_EXCEPT = ["areal.engine.worker", "areal.rollout.agent_runs", "areal.web.ap
 BARE_LIBRARY = ["areal.models.tokenizer"]
 # What configures how other keys are read and so needs no reader of its own outside areal/config.
 READ_WHILE_LOADING = {"rollout.agent.framework", "total_train_epochs"}
+NAMED_FILE = re.compile(r"(?<![\w./{-])(?:[a-z_]+/)*[a-z_]+\.(?:py|md)\b")
 LEFT_FOR_LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
 
 
@@ -54,6 +55,17 @@ def test_nothing_is_left_for_later(modules: list[Any]) -> None:
             if LEFT_FOR_LATER.search(line):
                 wrong.append(f"{module}:{number} {line.strip()}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_files_that_are_named_exist(modules: list[Any]) -> None:
+    """In docstrings, comments and documents: by a path's end, or by a bare name."""
+    files = {f"/{path.relative_to(ROOT)}" for kind in ("py", "md") for path in ROOT.glob(f"*/**/*.{kind}")}
+    files |= {f"/{path.name}" for path in ROOT.glob("*.md")}
+    texts = {str(module): module.text for module in modules}
+    texts |= {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("docs/*.md"), ROOT / "README.md")}
+    named = {(where, found[0]) for where, text in texts.items() for found in NAMED_FILE.finditer(text)}
+    ends = {file[at:] for file in files for at, sign in enumerate(file) if sign == "/"}
+    assert [f"{where}: {name}" for where, name in sorted(named) if f"/{name}" not in ends] == []
 
 
 def test_errors_stand_in_one_tree_and_are_documented() -> None:
