@@ -1,4 +1,5 @@
-"""A port scan of a running run: everything listens on loopback, and no inner port does anything without the run's token."""
+"""A port scan of a running service that is open to other hosts: they reach the gateway and nothing else, and no inner port does
+anything without the run's token."""
 
 from __future__ import annotations
 
@@ -16,6 +17,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from areal.base.hosts import names_loopback
+from areal.web.address import reachable_host
 
 ROOT = Path(__file__).resolve().parents[2]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -35,6 +39,7 @@ INNER = [
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, psutil.Process]]:
     folder = tmp_path_factory.mktemp("ports") / "run"
     words = ["-m", "areal.train", "--output-dir", str(folder), "actor.path=tiny-qwen3", "rollout.agent.mode=online"]
+    words += ["rollout.agent.gateway_host=0.0.0.0", "rollout.agent.admin_api_key=an-admin-key-of-this-test"]
     words += ["rollout.agent.gateway_port=0", f"cluster.fileroot={folder.parent}", "rollout.native.max_context=128"]
     with subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         try:
@@ -57,17 +62,48 @@ def urls(folder: Path) -> dict[str, str]:
     return {path.name.removesuffix(".ready.json"): json.loads(path.read_text())["url"] for path in ready}
 
 
-def test_everything_listens_on_loopback_and_nowhere_else(run: tuple[Path, psutil.Process]) -> None:
-    folder, controller = run
-    listening = {
-        (one.laddr.ip, one.laddr.port)
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def sockets(controller: psutil.Process, kind: str) -> list[tuple[str, int, str]]:
+    """(address, port, state) of every socket of the run."""
+    return [
+        (one.laddr.ip, one.laddr.port, one.status)
         for process in (controller, *controller.children(recursive=True))
-        for one in process.net_connections(kind="inet")
-        if one.status == psutil.CONN_LISTEN
-    }
-    assert {address for address, _ in listening} == {"127.0.0.1"}
-    assert {port for _, port in listening} == {int(url.rpartition(":")[2]) for url in urls(folder).values()}
+        for one in process.net_connections(kind=kind)
+        if one.laddr
+    ]
+
+
+def test_only_the_gateway_listens_beyond_loopback(run: tuple[Path, psutil.Process]) -> None:
+    folder, controller = run
+    listening = {(ip, port) for ip, port, state in sockets(controller, "tcp") if state == psutil.CONN_LISTEN}
+    gateway = port_of(urls(folder)["gateway"])
+    assert {(ip, port) for ip, port in listening if ip != "127.0.0.1"} == {("0.0.0.0", gateway)}
+    assert {port for _, port in listening} == {port_of(url) for url in urls(folder).values()}
     assert urls(folder).keys() == {"gateway", "worker-0", "server-0", "rank-0"}
+    assert sockets(controller, "udp") == []
+
+
+def test_a_scan_from_outside_finds_the_gateway_alone(run: tuple[Path, psutil.Process]) -> None:
+    outside = reachable_host("0.0.0.0")
+    if names_loopback(outside):
+        pytest.skip("this machine has no address but loopback")
+    found = set()
+    for name, url in urls(run[0]).items():
+        with socket.socket() as link:
+            link.settimeout(10)
+            if link.connect_ex((outside, port_of(url))) == 0:
+                found.add(name)
+    assert found == {"gateway"}
+    for path in ("/metrics", "/control/challenge"):
+        request = urllib.request.Request(f"http://{outside}:{port_of(urls(run[0])['gateway'])}{path}")
+        request.method, request.data = ("POST", b"{}") if "control" in path else ("GET", None)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            OPENER.open(request, timeout=20)
+        assert refused.value.code == 403
+        refused.value.close()
 
 
 @pytest.mark.parametrize(("name", "method", "path"), INNER)
