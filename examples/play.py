@@ -59,8 +59,8 @@ class Service:
 
     async def ends(self, failure: BaseException) -> bool:
         """Whether a failure is but the end of the service: it takes no more sessions, or is gone in a moment."""
-        if isinstance(failure, aiohttp.ClientResponseError) and failure.status == 503:
-            return True
+        if isinstance(failure, aiohttp.ClientResponseError) and failure.status in (400, 401, 403, 404, 503):
+            return failure.status == 503  # draining; anything else is a refusal
         for _ in range(10):
             try:
                 async with self.http.get(f"{self.url}/health"):
