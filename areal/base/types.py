@@ -115,6 +115,7 @@ class ModelCall:
     previous: the id of the answer whose conversation `messages` go on from; empty where they are the whole of it.
     inherits_tools: with `previous`, that answer's tools are this call's.
     echo: fields of the request that its protocol's answer repeats; read by that dialect alone.
+    background: the client's own housekeeping (a title), none of its agent's turns.
     size: bytes of the request, 0 where nobody counted; what is long is worked on beside the event loop.
     """
 
@@ -131,6 +132,7 @@ class ModelCall:
     previous: str = ""
     inherits_tools: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
+    background: bool = False
     size: int = 0
 
 

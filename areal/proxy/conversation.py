@@ -204,7 +204,12 @@ class Conversation:
         ends = [one for one in self._by_id.values() if one.id not in self._extended]
         why = diverge(call, ends[-MOST_ENDS:])
         if side_request and not found:
-            return Divergence("side_request", f"it asks for another model, {call.model[:80]!r}", why.against)
+            other = (
+                "it is the client's housekeeping"
+                if call.background
+                else f"it asks for another model, {call.model[:80]!r}"
+            )
+            return Divergence("side_request", other, why.against)
         return why
 
     @contextmanager

@@ -132,7 +132,9 @@ class Recorder:
             plan = await self._plan(found, call, why)
             grammar = self._grammar(plan, call)
             await self._retag(live.conversation, live.conversation.superseded_by(call), "superseded")
-            helper = live.conversation.policy.note(call.model, tools=bool(call.tools), always=self._policy_names)
+            helper = None
+            if not call.background:
+                helper = live.conversation.policy.note(call.model, tools=bool(call.tools), always=self._policy_names)
             if helper is not None:
                 await self._retag(
                     live.conversation, filter(lambda one: one.model == helper, live.conversation), "side_request"
@@ -300,7 +302,7 @@ class Recorder:
 
     def _is_side_request(self, live: LiveSession, call: ModelCall) -> bool:
         policy = live.conversation.policy
-        return policy.is_side_request(call.model, tools=bool(call.tools), always=self._policy_names)
+        return call.background or policy.is_side_request(call.model, tools=bool(call.tools), always=self._policy_names)
 
     async def _retag(self, conversation: Conversation, found: Iterable[Interaction], tag: Tag) -> None:
         for one in found:

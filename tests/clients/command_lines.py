@@ -31,7 +31,9 @@ class CommandLine:
 def claude_code(
     folder: Path, prompt: str, url: str, key: str, *more: str, trusted: bool = True, **env: str
 ) -> CommandLine:
-    """One headless task. The base URL has no /v1. trusted: it may run commands that change something."""
+    """One headless task. The base URL has no /v1. trusted: it may run commands that change something.
+
+    An empty value in env takes a variable out."""
     own = {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": key,
@@ -40,7 +42,8 @@ def claude_code(
     }
     command = [_bin(folder, "claude"), "-p", prompt, "--model", "policy"]
     command += ["--allowedTools", "Bash,Agent,Task"] if trusted else []
-    return CommandLine([*command, "--output-format", "json", *more], own | env)
+    set_ = {name: value for name, value in (own | env).items() if value}
+    return CommandLine([*command, "--output-format", "json", *more], set_)
 
 
 def codex(folder: Path, prompt: str, url: str, key: str, home: Path) -> CommandLine:

@@ -17,6 +17,7 @@ from tests.clients.live_run import Record
 from tests.clients.tap import Exchange
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
+A_TITLE = "1 × title, written beside the first turn: masked"
 COMMAND = "python -m pytest --heavy -m heavy tests/clients --write-clients-page"
 _COLUMNS = "| client | version | dialect | task | works | streamed | turns | rows | merge rate | branches and why |"
 _RULE = "|---|---|---|---|---|---|---|---|---|---|"
@@ -48,9 +49,10 @@ class Page:
         self._writing = writing
         self._path = path
 
-    def saw(self, case: Case, record: Record, calls: list[Exchange]) -> None:
-        """An agent has done its task: compare with the page, or write."""
-        line = f"{case.head} {_facts(record, calls)} |"
+    def saw(self, case: Case, record: Record, calls: list[Exchange], *, why: str = "") -> None:
+        """An agent has done its task: compare with the page, or write. why: in place of the reasons of branches, where those
+        depend on which of two requests came first."""
+        line = f"{case.head} {_facts(record, calls, why)} |"
         if self._writing:
             self._write(case, line)
             return
@@ -80,7 +82,7 @@ def _head(line: str) -> str:
     return "|".join(line.split("|")[:5]) + "|"
 
 
-def _facts(record: Record, calls: list[Exchange]) -> str:
+def _facts(record: Record, calls: list[Exchange], said: str) -> str:
     """The measured cells of a line."""
     rate = record.summary["merge_rate"]
     why = record.summary["branches"]
@@ -90,6 +92,6 @@ def _facts(record: Record, calls: list[Exchange]) -> str:
         str(len(record.interactions)),
         str(len(record.rows)),
         "–" if rate is None else f"{rate:.2f}",
-        "; ".join(f"{count} × {reason}" for reason, count in sorted(why.items())) or "one",
+        said or "; ".join(f"{count} × {reason}" for reason, count in sorted(why.items())) or "one",
     ]
     return " | ".join(cells)

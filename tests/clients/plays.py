@@ -92,6 +92,10 @@ CLAUDE_AGENT_CHILD = Play(
     "play-claude-child",
     (call("Bash", command="cat hello.txt", description="Read it"), "The child has  read it \u2713."),
 )
+CLAUDE_TITLED = Play(
+    "play-claude-titled", (call("Bash", command="cat hello.txt", description="Read it"), "It says  hello \u2713.")
+)
+CLAUDE_TITLE = Play(r"\A(?!.*You can call these functions).*play-claude-titled", ('{"title":  "A title"}',))
 _ASKS = "I will  ask a sub-agent. " + call(
     "Agent", description="Read it", prompt="play-claude-child: read hello.txt", subagent_type="general-purpose"
 )
@@ -130,6 +134,8 @@ PLAYS: tuple[Play, ...] = (
     CLAUDE_BASH,
     CLAUDE_PARALLEL,
     CLAUDE_BROKEN,
+    CLAUDE_TITLE,
+    CLAUDE_TITLED,
     CLAUDE_AGENT_197,
     CLAUDE_AGENT,
     CLAUDE_AGENT_CHILD,

@@ -15,7 +15,7 @@ import pytest
 from tests.clients import command_lines
 from tests.clients.installs import CLAUDE_CODE, CLAUDE_CODE_197, NodeAgent
 from tests.clients.live_run import Record, Run, agent_home
-from tests.clients.page import Case, Page
+from tests.clients.page import A_TITLE, Case, Page
 from tests.clients.plays import (
     CLAUDE_AGENT,
     CLAUDE_AGENT_197,
@@ -24,6 +24,8 @@ from tests.clients.plays import (
     CLAUDE_BROKEN,
     CLAUDE_PARALLEL,
     CLAUDE_PLAIN,
+    CLAUDE_TITLE,
+    CLAUDE_TITLED,
     Play,
 )
 from tests.clients.rows import check_tokens
@@ -44,16 +46,16 @@ def case_of(version: str, task: str) -> Case:
     return Case("Claude Code", version, "messages", task)
 
 
-CASES = [
-    case_of(version, task) for version in VERSIONS for task in (*(f"`--bare`, {one}" for one in TASKS), "a sub-agent")
-]
+TITLED = case_of(CLAUDE_CODE_197.packages["@anthropic-ai/claude-code"], "a Bash call, with a title")
+TASK_NAMES = [*(f"`--bare`, {one}" for one in TASKS), "a sub-agent"]
+CASES = [TITLED, *(case_of(version, task) for version in VERSIONS for task in TASK_NAMES)]
 
 
-def run_claude(run: Run, folder: Path, prompt: str, *more: str) -> tuple[str, Record, list[Exchange]]:
+def run_claude(run: Run, folder: Path, prompt: str, *more: str, **env: str) -> tuple[str, Record, list[Exchange]]:
     """One task: its answer, what was recorded, what was sent."""
     session = run.start(f"claude {prompt[:40]}")
     with Tap(run.url) as tap, agent_home() as home:
-        done = command_lines.claude_code(folder, prompt, tap.url, session.key, *more).run(home)
+        done = command_lines.claude_code(folder, prompt, tap.url, session.key, *more, **env).run(home)
     assert done.code == 0, done.explain()
     assert not done.lingering
     assert {call.status for call in tap.model_calls} == {200}
@@ -95,3 +97,19 @@ def test_a_sub_agent_is_a_branch_of_its_own(
     of_rows = [[span["interaction_id"] for span in row["spans"]] for row in record.rows]
     assert sorted(map(len, of_rows)) == sorted([len(play.answers), len(CLAUDE_AGENT_CHILD.answers)])
     page.saw(case_of(version, "a sub-agent"), record, calls)
+
+
+def test_a_title_that_it_has_written_is_masked(
+    scripted_run: Run, installed: Callable[[NodeAgent], Path], page: Page, script: Any
+) -> None:
+    """2.1.197 asks for a title beside its first turn, under the same model name, unless it may make no traffic but the agent's."""
+    prompt, loud = f"{CLAUDE_TITLED.word}: do it", {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": ""}
+    answer, record, calls = run_claude(scripted_run, installed(CLAUDE_CODE_197), prompt, **loud)
+    assert answer == CLAUDE_TITLED.answers[-1].strip()
+    sampled = CLAUDE_TITLED.sampled(script.vocabulary)
+    check_tokens(record, [*sampled, *CLAUDE_TITLE.sampled(script.vocabulary)])
+    assert [one["output_ids"] for one in record.interactions if any(one["loss_mask"])] == sampled
+    assert sum("side_request" in one["tags"] for one in record.interactions) == 1
+    assert len(record.rows) == 1
+    assert record.summary["merge_rate"] == 1.0
+    page.saw(TITLED, record, calls, why=A_TITLE)

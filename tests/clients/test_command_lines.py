@@ -19,7 +19,7 @@ from tests.clients.installs import OPENCLAW as OPENCLAW_CLI
 from tests.clients.installs import OPENCODE as OPENCODE_CLI
 from tests.clients.installs import QWEN_CODE as QWEN_CODE_CLI
 from tests.clients.live_run import Record, Run, agent_home
-from tests.clients.page import Case, Page
+from tests.clients.page import A_TITLE, Case, Page
 from tests.clients.plays import CODEX, OPENCLAW, OPENCODE, OPENCODE_TITLE, QWEN_CODE, Play
 from tests.clients.rows import check_tokens
 from tests.clients.tap import Exchange, Tap
@@ -127,7 +127,7 @@ def test_an_agent_whose_title_is_written_by_a_helper_is_one_trained_row(
     assert [one["model"] for one in record.interactions if "side_request" in one["tags"]] == ["policy-small"]
     assert len(record.rows) == 1
     assert record.summary["merge_rate"] == 1.0
-    page.saw(agent.case, record, calls)
+    page.saw(agent.case, record, calls, why=A_TITLE)
 
 
 @pytest.mark.parametrize("agent", MOVING, ids=lambda one: f"{one.name}-{one.dialect}")

@@ -19,6 +19,7 @@ from areal.proxy.dialects.anthropic_messages import AnthropicMessages
 from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Done, Event, Failed, Piece, Started
 from areal.proxy.dialects.openai_chat import OpenAIChat
 
+TITLE = {"format": {"type": "json_schema", "schema": {"type": "object", "properties": {"title": {"type": "string"}}}}}
 HI = [{"role": "user", "content": "hi"}]
 CACHED = {"cache_control": {"type": "ephemeral"}}
 T021 = {
@@ -365,3 +366,16 @@ def test_errors_have_the_protocols_own_types() -> None:
 
 def test_the_ping_is_the_protocols_own() -> None:
     assert AnthropicMessages().stream(parse()).ping == b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def test_a_title_of_claude_code_is_its_housekeeping() -> None:
+    sdk, claude = {"user-agent": "Anthropic/Python 2.14.0"}, {"user-agent": "claude-cli/2.1.197 (external, sdk-cli)"}
+    tools = [{"name": "sh", "input_schema": {"type": "object"}}]
+
+    def background(headers: dict[str, str], **more: Any) -> bool:
+        return AnthropicMessages().parse({"max_tokens": 9, "messages": HI, **more}, headers).background
+
+    assert background(claude, output_config=TITLE)
+    assert not background(claude)
+    assert not background(claude, tools=tools)
+    assert not background(sdk, output_config=TITLE)

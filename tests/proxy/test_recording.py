@@ -185,6 +185,21 @@ async def test_a_helper_that_speaks_before_the_policy_is_the_side_request(make_s
     assert not talk.policy.is_side_request("large", tools=False, always={"default"})
 
 
+async def test_a_title_of_claude_code_is_a_side_request_whenever_it_comes(make_service: Any) -> None:
+    service = await make_service([SHORT])
+    key = await service.start()
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    title = {"max_tokens": 9, "messages": user("a title"), "model": "policy", "output_config": form}
+    agent = {"max_tokens": 9, "messages": user("hi"), "model": "policy"}
+    for body in (title, agent, title):
+        status, _, _ = await service.post("/v1/messages", body, key, **{"user-agent": "claude-cli/2.1.197"})
+        assert status == 200
+    done = await service.recorded(key)
+    assert [one.tags for one in done if "side_request" in one.tags] == [done[0].tags, done[2].tags]
+    assert "side_request" not in done[1].tags
+    assert (await service.reward(key, 1.0))[1]["interaction_id"] == done[1].id
+
+
 async def test_a_helper_whose_answer_still_comes_when_the_policy_speaks_is_one_too(make_service: Any) -> None:
     service = await make_service([{"when": "title", "pieces": ["T", "<|im_end|>"], "delay_ms": 150}, SHORT])
     key = await service.start()

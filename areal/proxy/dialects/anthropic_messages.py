@@ -48,6 +48,8 @@ KNOWN = frozenset({  # the first lines are honoured, the others ignored or refus
     "user_profile_id", "workspace_id", "billing_policy", "compaction", "fallback_credit_token", "fallbacks", *DISTORTING,
 })
 # fmt: on
+# Claude Code has titles written under its agent's own model name; of its own calls, those alone ask for JSON without a tool.
+_TITLED = "claude-cli/"
 STOP_REASONS: Mapping[FinishReason, str] = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -72,15 +74,17 @@ class AnthropicMessages:
         choice, previous = _tool_choice(body), _previous(body)
         inherits = bool(previous) and not choice.hidden
         sampling = read_sampling(body, limits=("max_tokens",), stop="stop_sequences")
+        form = _json_answer(body)
         return ModelCall(
             messages=parse_messages(body),
             tools=() if choice.hidden else tools,
-            sampling=constrained(sampling, choice, _json_answer(body), may_call=bool(tools) or inherits),
+            sampling=constrained(sampling, choice, form, may_call=bool(tools) or inherits),
             stream=fields.flag(body, "stream"),
             model=fields.model_name(body),
             template_kwargs=fields.as_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
             retry_count=fields.retry_count(headers),
             agent=fields.agent_id(headers),
+            background=form is not None and not tools and headers.get("user-agent", "").startswith(_TITLED),
             previous=previous,
             inherits_tools=inherits,
         )
