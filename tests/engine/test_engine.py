@@ -122,10 +122,13 @@ def test_token_mean_and_sequence_mean_differ(make_engine: MakeEngine, group_rows
 def test_T073_no_algorithm_s_step_depends_on_micro_batches(
     make_engine: MakeEngine, group_rows: GroupRows, algorithm: str
 ) -> None:
+    graded = [
+        with_fields(row, teacher=np.full(len(row.ids) // 4, -2.0, "<f4").tobytes()) for row in group_rows(groups=3)
+    ]
     results = []
     for budget in (10_000, 64):
         engine = make_engine(max_tokens_per_mb=budget, algorithm=algorithm, rejection_sampling={"level": "sequence"})
-        results.append(engine.train_step(group_rows(groups=3), 0, 0))
+        results.append(engine.train_step(graded, 0, 0))
     for name in ("loss", "grad_norm", "entropy", "clip_ratio", "behave_weight_mean", "screened_tokens"):
         assert results[1][name] == pytest.approx(results[0][name], rel=1e-4, abs=1e-6), name
 
@@ -310,7 +313,9 @@ def test_tokens_of_another_vocabulary_name_a_session(make_engine: MakeEngine, gr
 
 
 def test_an_unknown_algorithm_lists_the_known(make_engine: MakeEngine) -> None:
-    with pytest.raises(ConfigError, match=r"no algorithm 'sarsa'; known: cispo, dapo, dr_grpo, grpo, gspo, .*, sapo"):
+    with pytest.raises(
+        ConfigError, match=r"no algorithm 'sarsa'; known: cispo, dapo, distill, dr_grpo, grpo, gspo, .*, sapo"
+    ):
         make_engine(algorithm="sarsa")
 
 
