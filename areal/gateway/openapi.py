@@ -36,12 +36,13 @@ _KEYS = {
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same keys, as Anthropic's clients send them."},
 }  # fmt: skip
 _NAME = {**TEXT, "minLength": 1, "maxLength": LONGEST_NAME}
+_TAGS = nullable({"type": "object", "maxProperties": MOST_TAGS, "additionalProperties": _NAME})
 _START = record(
     {
         "task_id": _NAME,
         "api_key": nullable(TEXT),
         "purpose": {"enum": [*get_args(Purpose), None]},
-        "tags": nullable({"type": "object", "maxProperties": MOST_TAGS, "additionalProperties": _NAME}),
+        "tags": _TAGS,
         "request_id": nullable(_NAME),
         "model_key": nullable({"type": "boolean"}),
     },
@@ -56,9 +57,11 @@ _REWARD = record(
     ["reward"],
 )
 _WHICH = record({"interaction_id": nullable(TEXT)})  # under the internal token: an answer of the session that is meant
+# Either the session, or the tags of all that are meant.
 _EXCLUDE = record(
-    {"session_id": TEXT, "reason": nullable(TEXT), "delete": nullable({"type": "boolean"})}, ["session_id"]
+    {"session_id": nullable(TEXT), "tags": _TAGS, "reason": nullable(_NAME), "delete": nullable({"type": "boolean"})}
 )
+_EXCLUDED = record({"session_id": TEXT, "fate": TEXT, "sessions": {"type": "object", "additionalProperties": TEXT}})
 _EXPORT = record(
     {
         "session_id": TEXT,
@@ -77,11 +80,11 @@ _BODIES: dict[str, tuple[Schema | None, Schema]] = {
     "count_tokens": (schemas.MESSAGES, schemas.COUNT_ANSWER),
     "models": (None, record({"object": {"const": "list"}, "data": schemas.array(_MODEL)}, ["object", "data"])),
     "model": (None, _MODEL),
-    "start_session": (_START, record({"session_id": TEXT, "api_key": TEXT}, ["session_id", "api_key"])),
+    "start_session": (_START, record({"session_id": TEXT, "api_key": TEXT, "model_key": TEXT}, ["session_id", "api_key"])),
     "set_reward": (_REWARD, record({"interaction_id": TEXT, "reward": {"type": "number"}}, ["interaction_id", "reward"])),
     "end_session": (_WHICH, record({"session_id": TEXT, "interaction_count": {"type": "integer"}}, ["interaction_count"])),
     "session": (_WHICH, record({"session_id": TEXT, "tokens": OBJECT}, ["session_id", "tokens"])),
-    "exclude": (_EXCLUDE, record({"session_id": TEXT}, ["session_id"])),
+    "exclude": (_EXCLUDE, _EXCLUDED),
     "export": (_EXPORT, record({"interactions": schemas.array(OBJECT), "trajectories": schemas.array(OBJECT)}, ["trajectories"])),
     "health": (None, record({"status": {"enum": ["ok", "degraded"]}, "workers": {"type": "integer"}}, ["status", "workers"])),
     "hello": (None, record({"service": TEXT}, ["service"])),
