@@ -96,7 +96,7 @@ class Conversation:
             self._extended.add(interaction.token_parent)
         self._next_index = max(self._next_index, interaction.index + 1)
         if "side_request" not in interaction.tags:
-            self.policy.note(interaction.model, tools=bool(interaction.tools))
+            self.policy.recorded(interaction.model, tools=bool(interaction.tools))
         chain = self._chain(interaction.tools, (*interaction.messages, interaction.reply))
         self._ends.setdefault(chain[-1], []).append(interaction.id)
         self._bodies.setdefault(_body(chain[-2], interaction.model), []).append(interaction.id)

@@ -3,6 +3,7 @@
     policy = PolicyName()
     policy.is_side_request("small", tools=False, always={"default"})      # before the call
     former = policy.note("large", tools=True, always={"default"})         # when it is made: a name that turned out to be a helper's
+    policy.recorded("large", tools=True)                                  # an answer of the policy, as the store has it
 
 The first name of a session is the policy (settled 16), but an agent's helper may speak first: opencode has a smaller model write the
 title before its own first turn. A helper is asked without tools. So a name that is asked with tools takes the place of one that never
@@ -27,7 +28,13 @@ class PolicyName:
             return False
         return not self._replaced_by(tools, always)
 
-    def note(self, model: str, *, tools: bool, always: Set[str] = frozenset()) -> str | None:
+    def recorded(self, model: str, *, tools: bool) -> None:
+        """A stored answer that is no side request: the first of them names the policy, and none replaces it."""
+        if self._name in (None, model):
+            self._name = model
+            self._had_tools = self._had_tools or tools
+
+    def note(self, model: str, *, tools: bool, always: Set[str]) -> str | None:
         """Take note of a call; the name whose calls so far were side requests, where this call shows it."""
         former = self._name
         if former is None or model == former:

@@ -221,6 +221,17 @@ async def test_a_configured_name_stays_the_policy_without_tools(make_service: An
     assert talk.policy.is_side_request("other", tools=True, always={"default"})
 
 
+async def test_the_first_name_stays_the_policy_after_a_configured_one_with_tools(make_service: Any) -> None:
+    service = await make_service([SHORT])
+    key = await service.start()
+    await service.chat(key, "hi", model="large")
+    await service.chat(key, "hello", tools=TOOLS)
+    await service.chat(key, "hello again", model="large")
+    done = await service.recorded(key)
+    assert [one.tags for one in done] == [(), (), ()]
+    assert not Conversation(done).policy.is_side_request("large", tools=False, always={"default"})
+
+
 async def test_T005_a_template_that_refuses_is_400_and_the_session_lives_on(make_service: Any) -> None:
     service = await make_service([SHORT])
     key = await service.start()
