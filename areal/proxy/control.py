@@ -63,7 +63,7 @@ class ControlRoutes:
     async def _start(self, request: Request) -> Response:
         self._require_admin(request, "start_session")
         body = await _body(request)
-        wants_model_key = _flag(body, "model_key")
+        wants_model_key = fields.flag(body, "model_key")
         session, key = await self._sessions.start(start_request(body))
         _log.info("session %s started for task %s", session.id, fields.shown(session.task_id))
         model_key = {"model_key": self._keys.model_key(self._keys.check(key))} if wants_model_key else {}
@@ -107,7 +107,7 @@ class ControlRoutes:
     async def _exclude(self, request: Request) -> Response:
         self._require_admin(request, "exclude_session")
         body = await _body(request)
-        because, delete, tags = body.get("reason"), _flag(body, "delete"), _tags(body)
+        because, delete, tags = body.get("reason"), fields.flag(body, "delete"), _tags(body)
         reason = "" if because is None else _name(because, "reason")
         if not tags:
             session_id = fields.as_text(body.get("session_id"), "session_id")
@@ -219,13 +219,6 @@ def _tags(body: Mapping[str, Any]) -> dict[str, str]:
     if len(tags) > MOST_TAGS:
         raise BadRequest(f"at most {MOST_TAGS} tags, not {len(tags)}", param="tags")
     return {_name(name, "tags"): _name(value, f"tags.{name[:40]}") for name, value in tags.items()}
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false", param=name)
-    return bool(value)
 
 
 def _name(value: object, param: str) -> str:
