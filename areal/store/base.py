@@ -160,7 +160,8 @@ class TrainingStore(Protocol):
     async def take(self, version: Version, sessions: Mapping[str, Collection[str]]) -> bool:
         """Give accepted groups to the step that will make `version`, with exactly these sessions each (group id -> session
         ids); from here on none of them can be excluded, so that `advance` finds them as they are. False, and nothing is taken,
-        if a group is no longer accepted or another session of it was excluded meanwhile. A step holds what it took last."""
+        if a group is no longer accepted or another session of it was excluded meanwhile. A step holds what it took
+        last; of what it hands back, sessions whose content was deleted count as excluded."""
         ...
 
     async def advance(self, version: Version, consumed: Sequence[str]) -> None:

@@ -298,6 +298,17 @@ async def test_a_lost_step_does_not_train_again_what_was_deleted(house: Any, pub
     assert (await house.training.counts()).dropped_tokens == 6
 
 
+async def test_a_step_that_hands_back_leaves_out_what_was_deleted_meanwhile(house: Any) -> None:
+    await house.play("a")
+    await house.play("b")
+    members = {group.id: [one.id for one in group.sessions] for group in await house.training.ready()}
+    assert await house.training.take(Version(1, 1, "x"), members)
+    await house.sessions.exclude("a", delete=True)
+    assert not await house.training.take(Version(1, 1, "x"), members)
+    assert await house.ready() == [("b", ["b"])]
+    assert (await house.training.counts()).dropped == {"excluded": 1}
+
+
 # -- training --------------------------------------------------------------------------------------
 
 

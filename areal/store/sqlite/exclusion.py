@@ -1,7 +1,7 @@
 """Keeping a session that has ended out of training, and forgetting what it said (settled 18), inside a transaction.
 
     exclude(connection, session_id, because, now, delete=False)     # Conflict once a step has it
-    forget_again(connection, lost_groups, now)                      # recovery hands groups back: deleted sessions stay out
+    forget_again(connection, lost_groups, now)                      # groups are handed back: deleted sessions stay out
 
 A step owns its groups from `take` to `advance` (training.py): until it does, an exclusion takes its session out, and from then
 on it is refused, so what was trained is never counted as dropped. Deletion is never refused: the recordings (messages, token ids,

@@ -49,7 +49,7 @@ class SqliteTraining:
         return await self._database.read(_ready)
 
     async def take(self, version: Version, sessions: Mapping[str, Collection[str]]) -> bool:
-        return await self._database.write(lambda connection: _take(connection, version, sessions))
+        return await self._database.write(lambda connection: _take(connection, version, sessions, self._clock()))
 
     async def advance(self, version: Version, consumed: Sequence[str]) -> None:
         await self._database.write(lambda connection: _advance(connection, version, consumed))
@@ -101,11 +101,15 @@ def _ready(connection: sqlite3.Connection) -> tuple[EndedGroup, ...]:
     )
 
 
-def _take(connection: sqlite3.Connection, version: Version, sessions: Mapping[str, Collection[str]]) -> bool:
+def _take(
+    connection: sqlite3.Connection, version: Version, sessions: Mapping[str, Collection[str]], now: float
+) -> bool:
+    held = connection.execute("SELECT seq FROM task_groups WHERE taken_step IS NOT NULL").fetchall()
     rows = {row["seq"]: sessions[group_id(row["seq"])] for row in _groups(connection, list(sessions))}
     connection.execute(
         "UPDATE task_groups SET taken_step = NULL, taken_incarnation = NULL WHERE taken_step IS NOT NULL"
     )
+    exclusion.forget_again(connection, [row["seq"] for row in held], now)
     found: dict[int, set[str]] = {seq: set() for seq in rows}
     for seq in rows:
         members = connection.execute(
