@@ -19,6 +19,7 @@ from pathlib import Path
 
 from areal.base.errors import ArealError, ConfigError
 from areal.models.bundled import BUNDLED, Progress, bundled_model
+from areal.models.tokenizer import read_json
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
@@ -82,10 +83,7 @@ def same_vocabulary(folder: Path, policy: Path, role: str) -> None:
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return None
-    found = json.loads(file.read_text())
+    found = read_json(folder / "tokenizer.json")
     vocabulary = found.get("model", {}).get("vocab")
     added = {each["content"]: each["id"] for each in found.get("added_tokens", [])}
     return vocabulary | added if isinstance(vocabulary, dict) else None

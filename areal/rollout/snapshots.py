@@ -60,7 +60,8 @@ class Snapshots:
         for path in complete[: -self._keep]:
             if path != newest:
                 shutil.rmtree(path)
-                shutil.rmtree(critic_beside(path), ignore_errors=True)  # most runs have none
+                if critic_beside(path).is_dir():
+                    shutil.rmtree(critic_beside(path))
 
 
 def latest(folder: Path) -> Snapshot | None:

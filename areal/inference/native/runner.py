@@ -73,6 +73,7 @@ class NativeBackend:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """See Backend.generate."""
+        self._must_live()  # its grammars end with the engine
         matcher = await self._matcher(request)
         self._must_live()
         sequence = self._engine.sequence_of(request, matcher)
