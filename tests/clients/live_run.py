@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,11 +127,17 @@ def live_run(folder: Path, overrides: Sequence[str]) -> Iterator[Run]:
 @contextmanager
 def agent_home() -> Iterator[Path]:
     """An empty home for one agent, with `work/` as its working directory. Gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="areal-agent-", ignore_cleanup_errors=True) as home:
-        work = Path(home) / "work"
+    home = Path(tempfile.mkdtemp(prefix="areal-agent-"))
+    try:
+        work = home / "work"
         work.mkdir()
         (work / "hello.txt").write_text("hello from a file\n")
-        yield Path(home)
+        yield home
+    finally:
+        deadline = time.monotonic() + 10
+        while home.exists():  # a process that was killed a moment ago may still have written
+            shutil.rmtree(home, ignore_errors=True)
+            assert time.monotonic() < deadline, f"{home} cannot be removed"
 
 
 @dataclass(frozen=True)
