@@ -31,11 +31,12 @@ from typing import Any
 
 import psutil
 
+from areal.cluster.process_tree import MARK, end, members
+
 ROOT = Path(__file__).resolve().parents[2]
 ADMIN = "sk-admin-of-the-client-tests"
 START_S = 180.0
 AGENT_S = 180.0
-MARK = "AREAL_TEST_AGENT"  # in the environment of an agent and of all that it starts
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -162,7 +163,7 @@ def run_agent(
     stdin: str = "",
 ) -> Done:
     """Run an agent to its end, at most AGENT_S seconds, in a clean environment. path: folders before /usr/bin."""
-    mark = uuid.uuid4().hex
+    mark = f"{uuid.uuid4().hex}:agent:"
     environment = {
         "PATH": os.pathsep.join([*map(str, path), "/usr/local/bin", "/usr/bin", "/bin"]),
         "HOME": str(home),
@@ -186,28 +187,18 @@ def run_agent(
         try:
             stdout, stderr = process.communicate(stdin or None, timeout=AGENT_S)
         except subprocess.TimeoutExpired:
-            _end(_marked(mark))
+            end(mark, process.pid)
             stdout, stderr = process.communicate()
             stderr += f"\nthe agent did not end within {AGENT_S:.0f} s"
-    left = _marked(mark)
-    return Done(process.returncode, stdout, stderr, _end(left))
+    left = _command_lines(members(mark))
+    end(mark)
+    return Done(process.returncode, stdout, stderr, left)
 
 
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def _end(processes: Sequence[psutil.Process]) -> list[str]:
-    """Kill them; their command lines."""
+def _command_lines(pids: Sequence[int]) -> list[str]:
+    """Of those that have not ended meanwhile."""
     lines = []
-    for process in processes:
+    for pid in pids:
         with suppress(psutil.Error):
-            lines.append(" ".join(process.cmdline()))
-            process.kill()
-    psutil.wait_procs(list(processes), timeout=10)
+            lines.append(" ".join(psutil.Process(pid).cmdline()))
     return lines
