@@ -5,7 +5,7 @@
     hint("sk-sess-w0.AbC.XyZ9")              # "sk-…XyZ9": at most four characters of the value
 
 Anything that begins `sk-`, follows `Bearer` or an api-key header is redacted without being announced. The list of
-announced values lives as long as the process. Used by logs.py, config/show.py, web/app.py. No I/O.
+announced values lives as long as the process. Used by logs.py, config/show.py, web/error_bodies.py and whoever prints. No I/O.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     ignored(config)                        # sentences about keys that the chosen algorithm does not use
 
 One table, one line per algorithm; the maths is in areal/algorithms, and a test holds both to each other: a key that is
-honoured changes a number there, one that is not changes none. Used by learnable.py, launch.py and assemble.py.
+honoured changes a number there, one that is not changes none. Used by learnable.py, command_line.py, launch.py and assemble.py.
 """
 
 from __future__ import annotations

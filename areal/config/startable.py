@@ -3,8 +3,8 @@
     why_not(config)             # sentences, all of them; --dry-run shows them
     refuse_unstartable(config)  # ConfigError with them, before anything starts
 
-What is not built is supported.py's table, what could never learn is learnable.py's; what other keys need of each other stands here. Used by assemble.py and
-command_line.py.
+What is not built is supported.py's table, what could never learn is learnable.py's; what other keys need of each other stands here. Used by train.py, doctor.py
+and command_line.py.
 """
 
 from __future__ import annotations

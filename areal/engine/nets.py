@@ -6,7 +6,7 @@
 
 A step: the others score the rows first, then credit.py makes advantages of rewards, values and KL, then the policy takes its step, then
 the critic, both on what was scored before either moved. A critic's checkpoint lies beside the policy's and is written first, so a
-complete policy checkpoint has its critic. No torch in here. Used by train.py, assemble.py and rollout/snapshots.py.
+complete policy checkpoint has its critic. Used by train.py, assemble.py and rollout/snapshots.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 `pip install` over an environment that already holds torch and torchvision may leave an older torch (with --no-deps), or a
 torchvision built for the former torch; transformers imports torchvision where it finds it, and dies in the middle of a
-load. Called by assemble.py before a process starts, and by the rank and the native server, which also start alone.
+load. Called by train.py before a process starts, and by the rank and the native server, which also start alone.
 """
 
 from __future__ import annotations
