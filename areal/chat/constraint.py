@@ -53,7 +53,8 @@ def _forced(constraint: Constraint, tools: tuple[Tool, ...]) -> tuple[Tool, ...]
     missing = [name for name in constraint.calls if name not in known]
     if missing:
         raise BadRequest(
-            f"tool_choice names {missing[0][:60]!r}, but the tools of this call are {', '.join(known)[:300] or 'none'}",
+            f"tool_choice names {missing[0][:60]!r}, but the tools of this call are {', '.join(known)[:300] or 'none'}; name one of "
+            "them, or send auto",
             param="tool_choice",
         )
     return tuple(known[name] for name in constraint.calls) or tuple(known.values())

@@ -87,7 +87,10 @@ class ImplicitSessions:
         for key, row in rows:
             if held is not None and held.key_hash == key.hash:
                 if held.id != row.id and held.ending is not None:
-                    raise InvalidKey(f"{ENDED_BECAUSE[held.ending]} ({held.id}), and another has begun in its place")
+                    raise InvalidKey(
+                        f"{ENDED_BECAUSE[held.ending]} ({held.id}), and another has begun in its place; "
+                        "reward an answer before its session ends, or set rollout.agent.reward_grace_seconds"
+                    )
                 return key
         raise unknown_answer(interaction_id)
 

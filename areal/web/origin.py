@@ -27,7 +27,9 @@ def check_host(headers: RawHeaders, what: str) -> None:
 def check_origin(headers: RawHeaders, what: str) -> None:
     for origin in _all(headers, b"origin"):
         if not url_names_loopback(origin):
-            raise Forbidden(f"pages of {origin[:100]!r} may not call {what}, which is on loopback")
+            raise Forbidden(
+                f"pages of {origin[:100]!r} may not call {what}, which is on loopback; open a page of this machine"
+            )
 
 
 def _all(headers: RawHeaders, name: bytes) -> list[str]:

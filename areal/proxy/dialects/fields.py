@@ -52,7 +52,9 @@ def model_name(body: JsonObject) -> str:
     """Which model is asked for; it is recorded with every answer, so it has a bound."""
     name = text(body, "model", "default")
     if len(name) > LONGEST_MODEL_NAME:
-        raise BadRequest(f"model has {len(name)} characters, more than {LONGEST_MODEL_NAME}", param="model")
+        raise BadRequest(
+            f"model has {len(name)} characters, more than {LONGEST_MODEL_NAME}; send a shorter name", param="model"
+        )
     return name
 
 
