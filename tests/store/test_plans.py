@@ -50,7 +50,7 @@ def test_hot_statements_search(connection: sqlite3.Connection, statements: set[s
     [group] = training._ready(connection)
     training._account(connection, "t", 1, {})
     training._advance(connection, Version(1, 1, "x"), [group.id])
-    training._take(connection, Version(2, 2, "x"), {})
+    training._take(connection, Version(2, 2, "x"), {}, 1.0)
     training._release_after(connection, 0, "y", 1.0)
     connection.set_trace_callback(None)
     assert len(statements) > 25
