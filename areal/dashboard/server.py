@@ -108,7 +108,7 @@ async def show(run: Path, log_dir: Path, port: int, facts: RunFacts) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="areal.dashboard", description="One local page that shows a run while it runs."
+        prog="areal dashboard", description="One local page that shows a run while it runs."
     )
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="the run folder; it holds store.sqlite")
     parser.add_argument(

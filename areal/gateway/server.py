@@ -162,9 +162,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if argv is None else list(argv)
     if any(word == "--spec" or word.startswith("--spec=") for word in words):
         run_child(_child, words)
-    parser = argparse.ArgumentParser(
-        prog="python -m areal.gateway.server", description="One URL for all agents of a training run."
-    )
+    parser = argparse.ArgumentParser(prog="areal gateway", description="One URL for all agents of a training run.")
     parser.add_argument("--config", metavar="FILE", help="router file (configs/taotoken_router.yaml) or run config")
     parser.add_argument("--host", help="address to bind; default: the config's gateway_host, else 127.0.0.1")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0 takes a free one")

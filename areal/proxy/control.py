@@ -36,6 +36,13 @@ _log = logging.getLogger("areal.proxy")
 
 LONGEST_NAME = 512  # characters of a task id, request id, tag name or tag value
 MOST_TAGS = 32
+# What each route reads; a misspelt `purpose` or `interaction_id` would otherwise change what is trained, and nobody heard of it.
+_KNOWN: Mapping[str, frozenset[str]] = {
+    "start_session": frozenset({"task_id", "api_key", "purpose", "tags", "request_id", "model_key"}),
+    "set_reward": frozenset({"reward", "interaction_id", "session_id"}),
+    "exclude_session": frozenset({"session_id", "reason", "delete", "tags"}),
+    "export_trajectories": frozenset({"session_id", "style", "discount"}),
+}
 
 
 class ControlRoutes:
@@ -49,6 +56,7 @@ class ControlRoutes:
         self._callers = callers
         self._keys = keys
         self._agent = agent
+        self._ignored = {route: fields.Ignored(route) for route in _KNOWN}
 
     def add_to(self, app: FastAPI) -> None:
         """Every control route of contract section 3."""
@@ -62,7 +70,7 @@ class ControlRoutes:
 
     async def _start(self, request: Request) -> Response:
         self._require_admin(request, "start_session")
-        body = await _body(request)
+        body = self._known("start_session", await _body(request))
         wants_model_key = fields.flag(body, "model_key")
         session, key = await self._sessions.start(start_request(body))
         _log.info("session %s started for task %s", session.id, fields.shown(session.task_id))
@@ -70,7 +78,7 @@ class ControlRoutes:
         return _json({"session_id": session.id, "api_key": key, **model_key})
 
     async def _reward(self, request: Request) -> Response:
-        body = await _body(request)
+        body = self._known("set_reward", await _body(request))
         reward, interaction = reward_of(body), body.get("interaction_id")
         if interaction is not None:
             interaction = fields.as_text(interaction, "interaction_id")
@@ -106,7 +114,7 @@ class ControlRoutes:
 
     async def _exclude(self, request: Request) -> Response:
         self._require_admin(request, "exclude_session")
-        body = await _body(request)
+        body = self._known("exclude_session", await _body(request))
         because, delete, tags = body.get("reason"), fields.flag(body, "delete"), _tags(body)
         reason = "" if because is None else _name(because, "reason")
         if not tags:
@@ -130,7 +138,7 @@ class ControlRoutes:
 
     async def _export(self, request: Request) -> Response:
         self._require_admin(request, "export_trajectories")
-        body = await _body(request)
+        body = self._known("export_trajectories", await _body(request))
         session_id = fields.as_text(body.get("session_id"), "session_id")
         style: Any = fields.text(body, "style", self._agent.export_style)
         if style not in get_args(ExportStyle):
@@ -176,6 +184,11 @@ class ControlRoutes:
             raise Forbidden(
                 f"a session key rewards its own session, not {fields.shown(session_id)}; leave session_id out, or use the admin key"
             )
+
+    def _known(self, route: str, body: fields.JsonObject) -> fields.JsonObject:
+        """The body itself; names in it that the route does not know are logged once."""
+        self._ignored[route].note("field", body.keys() - _KNOWN[route])
+        return body
 
     def _require_admin(self, request: Request, call: str) -> None:
         presented = _keys(request)

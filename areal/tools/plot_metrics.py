@@ -82,7 +82,7 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 with the file written, 2 with a sentence and no file."""
     parser = argparse.ArgumentParser(
-        prog="python -m areal.tools.plot_metrics", description="Draw one metric of one or more runs into a picture."
+        prog="areal plot", description="Draw one metric of one or more runs into a picture."
     )
     parser.add_argument("--log-dir", action="append", required=True, help="log or run folder; repeat to compare runs")
     parser.add_argument("--metric", default="loss", help="a name in the log, short (loss) or whole (train/loss)")

@@ -325,17 +325,35 @@ async def test_a_model_without_ends_stops_where_nothing_can_follow(model: Model)
     assert (model.message(chunks).content, chunks[-1].finish_reason) == ('"done"', "stop")
 
 
+async def test_a_vocabulary_without_json_is_said_before_anything_is_sampled(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    config = read_config(tmp_path)
+    grammars = Grammars(tmp_path, vocab_size=config.vocab_size, eos_ids=frozenset(config.eos_ids))
+    renderer = load_renderer(tmp_path)
+    prompt = renderer.render([Message("user", "hi")])
+    grammar = renderer.grammar(prompt.text, (), Constraint(schema={"type": "boolean"}))
+    with pytest.raises(BadRequest, match=r"no token for .*\{ \}.* ask a model") as refused:
+        await grammars.matcher(grammar, ())
+    assert refused.value.code == "unsupported_parameter"
+
+
 async def test_a_vocabulary_that_cannot_spell_it_is_an_error_of_that_request_alone(tmp_path: Path) -> None:
-    write_tiny(tmp_path)  # it has no braces
+    write_tiny(tmp_path)
+    tokenizer = tmp_path / "tokenizer.json"  # braces and brackets in the place of four other characters
+    swapped = str.maketrans(dict(zip("()+*", "{}[]", strict=True)))
+    described = json.loads(tokenizer.read_text())
+    vocab = described["model"]["vocab"]
+    described["model"]["vocab"] = {word.translate(swapped): token for word, token in vocab.items()}
+    tokenizer.write_text(json.dumps(described))
     config = read_config(tmp_path)
     net = DenseNet.load(tmp_path, dtype=torch.float32, device=CPU, positions=200)
     grammars = Grammars(tmp_path, vocab_size=config.vocab_size, eos_ids=frozenset(config.eos_ids))
     engine = Engine(net, version=1, settings=EngineSettings(max_context=200))
     renderer = load_renderer(tmp_path)
     prompt = renderer.render([Message("user", "hi")])
-    grammar = renderer.grammar(prompt.text, (), Constraint(schema={"const": "a{"}))
+    grammar = renderer.grammar(prompt.text, (), Constraint(schema={"const": "a("}))
     with pytest.raises(BadRequest, match="vocabulary"):
-        await grammars.matcher(renderer.grammar(prompt.text, (), Constraint(schema={"type": "object"})), ())
+        await grammars.matcher('start: "(" | ")"', ())
     params = SamplingParams(max_tokens=5, temperature=1.0, stop_token_ids=renderer.tokenizer.eos_ids)
     bound = GenerateRequest("a", "a", prompt.ids, params, 0, grammar=grammar)
     free = GenerateRequest("b", "b", prompt.ids, params, 0)

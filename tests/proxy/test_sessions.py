@@ -59,6 +59,21 @@ async def test_T043_what_is_no_finite_number_is_no_reward_and_the_earlier_one_st
     assert [one.reward for one in await service.recorded(key)] == [0.5]
 
 
+async def test_what_a_control_route_does_not_know_is_said_once(
+    make_service: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = await make_service()
+    key = await service.start()
+    said = await service.chat(key, "hi")
+    with caplog.at_level(logging.WARNING, "areal.proxy"):
+        for _ in range(2):
+            status, body, _ = await service.post("/rl/set_reward", {"reward": 0.5, "interactionid": "x"}, key)
+            assert (status, body["interaction_id"]) == (200, said["id"])
+    assert [one.getMessage() for one in caplog.records] == [
+        "set_reward: unknown field 'interactionid' is ignored (said once)"
+    ]
+
+
 async def test_T044_T045_rewards_by_id_and_the_null_id_means_the_last_finished_one(make_service: Any) -> None:
     service = await make_service([{"pieces": [str(k), "<|im_end|>"]} for k in range(3)], agent={"turn_discount": 0.5})
     key = await service.start()

@@ -144,7 +144,9 @@ def test_an_agent_that_never_rewards_loses_its_tokens(tmp_path: Path) -> None:
     tokens = done.report["tokens"]
     assert tokens["dropped"] == {"expired": tokens["recorded"]}
     assert tokens["trained"] == 0
-    assert "/rl/set_reward" in done.finding("no_reward")["advice"]
+    advice = done.finding("no_reward")["advice"]
+    assert "/rl/set_reward" in advice
+    assert ('"interaction_id"' in advice, "x-session-id" in advice) == (False, True)
     assert done.finding("dropped:expired")["severity"] == "loss"
 
 
@@ -152,6 +154,7 @@ def test_an_agent_that_crashes_is_told_with_its_exit_code(tmp_path: Path) -> Non
     done = doctor(tmp_path, CRASHES, "gconfig.n_samples=4")
     assert (done.code, done.report["agent"]["exit_code"], done.report["calls"]) == (1, 3, 2)
     assert done.finding("agent_failed")["text"] == "the agent exited with code 3"
+    assert "--script FILE" in done.finding("agent_failed")["advice"]  # it may have wanted another answer
     assert "rollout.agent.sampling=policy" in done.finding("masked:greedy")["advice"]
     assert "start_session" in done.finding("tries_apart")["advice"]
     tokens = done.report["tokens"]

@@ -86,6 +86,12 @@ def test_conversations_without_a_name_and_full_sessions_are_told() -> None:
     assert "session_full" in named(judge(one, RUN, SEEN, replace(SETTING, max_turns=1)))
 
 
+def test_what_names_no_session_is_rewarded_by_the_id_of_an_answer() -> None:
+    nameless = found(turn(0, [1], [2]), task="conversation-abc", agent="curl/8")
+    advice = named(judge(nameless, RUN, SEEN, SETTING))["no_reward"].advice
+    assert ('"interaction_id"' in advice, "x-session-id" in advice) == (True, False)
+
+
 def test_tool_calls_that_could_not_be_read_are_counted() -> None:
     tools = (Tool("add"),)
     broken = replace(

@@ -40,6 +40,7 @@ _LIMITS = llguidance.LLParserLimits(
 _PLACE = re.compile(r"^at [0-9]+\([0-9]+\): ")
 _DUMP = re.compile(r"\n\s*[0-9]+ \| |\n<state>")  # from here on it shows our own grammar, or its state
 _WORD = 32  # bits; the library writes masks in words
+_JSON = b'{}[]":,'  # no call and no schema does without them
 
 
 class Matcher:
@@ -95,7 +96,11 @@ class Grammars:
         try:
             vocabulary = self._vocabulary
         except ConfigError as error:
-            return BadRequest(f"the output of this model cannot be constrained: {error}", code="unsupported_parameter")
+            return _unable(str(error))
+        if missing := [chr(byte) for byte in _JSON if byte not in self._spelled]:
+            return _unable(
+                f"its vocabulary has no token for {' '.join(missing)}; ask a model that can write JSON (the bundled tiny nets cannot)"
+            )
         state = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
         if state.is_error():
             return _refusal(_short(state.get_error()))
@@ -107,6 +112,11 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> HfTokenizer:
         return HfTokenizer.load(self._model_dir)
+
+    @cached_property
+    def _spelled(self) -> frozenset[int]:
+        """Every byte that some token spells."""
+        return frozenset(byte for token in range(self._vocab_size) for byte in self._tokenizer.piece(token))
 
     @cached_property
     def _vocabulary(self) -> llguidance.LLTokenizer:
@@ -154,6 +164,10 @@ def _short(text: str) -> str:
     """What the library says, on one line and without the place in our own text."""
     line = " ".join(_DUMP.split(_PLACE.sub("", text.strip()))[0].split())
     return line if len(line) <= 300 else f"{line[:297]}..."
+
+
+def _unable(reason: str) -> BadRequest:
+    return BadRequest(f"the output of this model cannot be constrained: {reason}", code="unsupported_parameter")
 
 
 def _refusal(reason: str) -> BadRequest:

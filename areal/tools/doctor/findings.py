@@ -70,7 +70,7 @@ class Setting:
 def judge(found: Diagnosis, run: AgentRun, requests: Requests, setting: Setting) -> tuple[Finding, ...]:
     """All findings, the worst first."""
     every = [
-        *_agent(run, setting),
+        *_agent(run, setting, answered=bool(found.calls)),
         *_calls(found, requests, setting),
         *_rewards(found, setting),
         *_tokens(found),
@@ -83,16 +83,19 @@ def judge(found: Diagnosis, run: AgentRun, requests: Requests, setting: Setting)
     return tuple(sorted(every, key=lambda one: order.index(one.severity)))
 
 
-def _agent(run: AgentRun, setting: Setting) -> Iterator[Finding]:
+def _agent(run: AgentRun, setting: Setting, *, answered: bool) -> Iterator[Finding]:
     if run.timed_out:
         yield Finding(
             "agent_timeout", "loss", f"the agent did not end within {setting.timeout_s:g} s and was stopped",
             "see in its output what it waits for (a terminal? standard input is empty here); raise --timeout if it only needs longer",
         )  # fmt: skip
     elif run.exit_code:
+        played = "; a script plays as it stands: an agent that needs JSON or a tool call in the answer wants one that holds it " \
+            "(--script FILE, docs/scripted.md), or a model (actor.path=…)"  # fmt: skip
         yield Finding(
             "agent_failed", "loss", f"the agent {run.ended}",
-            "its output says why; a run in training that fails like this is dropped (reward_failed) or has no reward",
+            "its output says why; a run in training that fails like this is dropped (reward_failed) or has no reward"
+            f"{played if answered and setting.scripted else ''}",
         )  # fmt: skip
     if run.left_running:
         yield Finding(
@@ -145,7 +148,11 @@ def _rewards(found: Diagnosis, setting: Setting) -> Iterator[Finding]:
         return
     without = [one for one in found.played if not one.statistics.rewards_set]
     if not found.rewards_set:
-        named = " with the header x-session-id that its model calls carry" if not setting.explicit else ""
+        named = ""
+        if any(one.opened_by == "conversation" for one in without):
+            named = ', and the id of an answer as "interaction_id"'  # no call of theirs carried a name
+        elif not setting.explicit:
+            named = " with the header x-session-id that its model calls carry"
         yield Finding(
             "no_reward", "loss", "no reward was set: there is nothing to learn from (a session that idles out without one is dropped, one that is ended counts 0)",
             f'after the task, let the agent, or the command line that runs it, call POST {setting.url}/rl/set_reward with {{"reward": 1.0}} and the '
