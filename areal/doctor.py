@@ -227,7 +227,8 @@ def parse(argv: Sequence[str]) -> Command:
     parser = argparse.ArgumentParser(
         prog="areal doctor",
         description="Run an agent once and tell what training would make of it.",
-        epilog="Exit codes: 0 trainable, 1 tokens would be lost or the agent failed, 2 a wrong command line or configuration.",
+        epilog="Exit codes: 0 trainable, 1 tokens would be lost or the agent failed, 2 a wrong command line or configuration, "
+        "130 interrupted.",
         allow_abbrev=False,
     )
     parser.add_argument("--agent", required=True, metavar="CMD", help="the command line that runs the agent once")

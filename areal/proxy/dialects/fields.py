@@ -28,9 +28,8 @@ def shown(value: object) -> str:
 
 
 def wrong_type(param: str, expected: str, value: object) -> BadRequest:
-    said = "is missing or null: it must be" if value is None else "must be"
-    found = "" if value is None else f", not {shown(value)}"
-    return BadRequest(f"{param} {said} {expected}{found}", param=param, code="invalid_type")
+    found = "and is missing or null" if value is None else f"not {shown(value)}"
+    return BadRequest(f"{param} must be {expected}, {found}", param=param, code="invalid_type")
 
 
 def as_object(value: object, param: str) -> JsonObject:

@@ -152,7 +152,7 @@ def _rewards(found: Diagnosis, setting: Setting) -> Iterator[Finding]:
         if any(one.opened_by == "conversation" for one in without):
             named = ', and the id of an answer as "interaction_id"'  # no call of theirs carried a name
         elif not setting.explicit:
-            named = " with the header x-session-id that its model calls carry"
+            named = " with the header x-session-id, which holds the name that its model calls carry"
         yield Finding(
             "no_reward", "loss", "no reward was set: there is nothing to learn from (a session that idles out without one is dropped, one that is ended counts 0)",
             f'after the task, let the agent, or the command line that runs it, call POST {setting.url}/rl/set_reward with {{"reward": 1.0}} and the '

@@ -175,7 +175,7 @@ def _training(report: Report) -> str:
     made = report.found.rows(report.style)
     rows, tokens, trained = (n / played for n in (made.rows, made.tokens, report.found.tokens.trained))
     step = f"; a step of {report.rollouts} rollouts: about {rows * report.rollouts:.0f} rows, {tokens * report.rollouts:.0f} tokens"
-    return f"per rollout, as {report.style}: {rows:g} rows of {tokens:.0f} tokens, {trained:.0f} of them trained{step}"
+    return f"per rollout, as {report.style}: {rows:g} row{'' if rows == 1 else 's'} of {tokens:.0f} tokens, {trained:.0f} of them trained{step}"
 
 
 def _fork_facts(session: SessionFound, branch: Branch) -> dict[str, Any]:
