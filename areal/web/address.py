@@ -30,6 +30,8 @@ def bind(host: str, port: int, *, setting: str = "the port") -> socket.socket:
     """A listening TCP socket. host: name, IPv4 or IPv6 address (brackets allowed); port 0 takes a free one.
 
     setting: the config key or flag that chose the port, named in the error. Raises PortTaken, ConfigError."""
+    if not 0 <= port <= 65535:  # the resolver would take it modulo 65536
+        raise ConfigError(f"{setting}: {port} is no port; give one from 1 to 65535, or 0 for a free one")
     host = host.removeprefix("[").removesuffix("]")
     family, address = _resolve(host, port, setting)
     # The protocol is named because asyncio sets TCP_NODELAY only then; without it small answers wait 40 ms for an ACK.

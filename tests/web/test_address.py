@@ -81,6 +81,12 @@ def test_T094_what_is_no_host_is_a_sentence() -> None:
             bind(host, 0)
 
 
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_T093_what_is_no_port_is_a_sentence_and_no_other_port(port: int) -> None:
+    with pytest.raises(ConfigError, match=rf"--port: {port} is no port"):
+        bind("127.0.0.1", port, setting="--port")
+
+
 def test_loopback_and_reachable_hosts() -> None:
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "no-such-host.invalid"))
