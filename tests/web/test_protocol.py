@@ -74,7 +74,7 @@ async def connect(port: int) -> AsyncIterator[Connect]:
 
 
 def post(body: bytes, *more: str) -> bytes:
-    head = ["POST /echo HTTP/1.1", "host: x", f"content-length: {len(body)}", *more]
+    head = ["POST /echo HTTP/1.1", "host: localhost", f"content-length: {len(body)}", *more]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
@@ -85,10 +85,10 @@ def post(body: bytes, *more: str) -> bytes:
         b"hello\r\n\r\n",
         b"FLY / HTTP/1.1\r\n\r\n",
         b"GET /echo HTTP/1.1\r\nno colon\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
@@ -105,7 +105,7 @@ async def test_what_is_no_http_is_a_json_400(connect: Connect, data: bytes) -> N
 async def test_a_head_without_end_is_431(connect: Connect, kind: str) -> None:
     link = await connect()
     piece = {"many headers": b"a: b\r\n" * 200, "an endless url": b"y" * 1200}.get(kind, b"x" * 1200)
-    await link.send(b"GET /echo?" if kind == "an endless url" else b"GET /echo HTTP/1.1\r\nhost: x\r\nlong: ")
+    await link.send(b"GET /echo?" if kind == "an endless url" else b"GET /echo HTTP/1.1\r\nhost: localhost\r\nlong: ")
     if kind == "in one piece":
         await link.send(b"x" * (LARGEST_HEAD + 1) + b"\r\n\r\n")
     else:
@@ -141,7 +141,7 @@ async def test_an_offered_upgrade_is_not_taken_and_loses_nothing(connect: Connec
     link = await connect()
     offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB"
     if chunked:
-        head = f"POST /echo HTTP/1.1\r\nhost: x\r\n{offer}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        head = f"POST /echo HTTP/1.1\r\nhost: localhost\r\n{offer}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
         whole = head + b"5\r\nhello\r\n0\r\n\r\n"
     else:
         whole = post(b"hello", offer)
@@ -155,7 +155,7 @@ async def test_an_offered_upgrade_is_not_taken_and_loses_nothing(connect: Connec
             await link.send(whole)
         status, _, body = await link.answer()
         assert (status, body["body"]) == (200, "hello")
-    await link.send(b"GET /echo HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+    await link.send(b"GET /echo HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
     assert (await link.answer())[2]["body"] == ""
     await link.send(post(b"after"))
     assert (await link.answer())[2]["body"] == "after"
