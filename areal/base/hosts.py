@@ -9,9 +9,13 @@ Used by config (default keys), gateway and dashboard (Host and Origin). What a n
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
+_REMEMBERED = 64  # a port is called by few names, each with every request
 
+
+@lru_cache(maxsize=_REMEMBERED)
 def names_loopback(host: str) -> bool:
     """host: a name or an address, brackets allowed, no port."""
     host = host.removeprefix("[").removesuffix("]").lower()
@@ -23,6 +27,7 @@ def names_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def url_names_loopback(url: str) -> bool:
     """The same of a URL's host; False for what is no URL."""
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -38,6 +39,7 @@ from areal.web.origin import check_host, check_origin
 _log = logging.getLogger("areal.Gateway")
 _line = Log("gateway")
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_COUNTERS = 256  # by route and status; there are fewer
 
 
 class GatewayApp:
@@ -66,6 +68,7 @@ class GatewayApp:
         self._requests = Counter(
             "areal_gateway_requests", "Requests answered.", ("route", "status"), registry=self._registry
         )
+        self._counted = lru_cache(_COUNTERS)(self._requests.labels)
         self._running = Gauge("areal_gateway_running_requests", "Requests under way.", registry=self._registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,7 +178,7 @@ class GatewayApp:
 
     def _note(self, exchange: Exchange, began: float) -> None:
         """Count the request; log what failed, and with --log-level debug everything."""
-        self._requests.labels(exchange.route.name, str(exchange.status)).inc()
+        self._counted(exchange.route.name, str(exchange.status)).inc()
         failed = exchange.status >= 400 or exchange.broken
         if failed or _log.isEnabledFor(logging.DEBUG):
             _line.line(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
+import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from urllib.parse import quote
@@ -103,7 +103,7 @@ class Exchange:
         self._event_stream = False
         self._tail = b""
         given = self.header(b"x-request-id")
-        self.request_id = given.decode() if given and _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        self.request_id = given.decode() if given and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         length = self.header(b"content-length")
         declared = int(length) if length and length.isdigit() else None
         if declared is None and self.header(b"transfer-encoding") is None:

@@ -23,6 +23,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from areal.base.atomic import sync_folder
@@ -37,6 +38,7 @@ SIGNING_KEY_FILE = "signing.key"
 _SIGNING_KEY_BYTES = 32
 _WORKER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_KEY = 512
+_REMEMBERED_KEYS = 4096  # good ones; every request of a session brings its key
 _IMPLICIT = "implicit"  # in the place of the worker: sessions that opened by themselves may be served by any
 _SEALED = "\0sealed\0"  # keeps seals apart from every text that a key signs
 _MODEL_ONLY = "\0model only\0"  # and these
@@ -65,6 +67,7 @@ class SessionKeys:
         if len(signing_key) < _SIGNING_KEY_BYTES:
             raise ValueError(f"a signing key has {_SIGNING_KEY_BYTES} bytes, not {len(signing_key)}")
         self._signing_key = signing_key
+        self._parsed = lru_cache(_REMEMBERED_KEYS)(self._parse)  # remembers no key that is refused
 
     @classmethod
     def load(cls, fileroot: Path) -> SessionKeys:
@@ -87,14 +90,18 @@ class SessionKeys:
     def check(self, key: str, *, model_only: bool = False) -> SessionKey:
         """The key with its worker. Raises InvalidKey for anything that was not minted with this signing secret, and Forbidden
         for a model-only key unless `model_only` says that one will do."""
+        checked = self._parsed(key)
+        if checked.model_only and not model_only:
+            raise Forbidden("this key opens model calls only; use the session key that start_session gave")
+        return checked
+
+    def _parse(self, key: str) -> SessionKey:
         prefix, signs = (MODEL_PREFIX, _MODEL_ONLY) if key.startswith(MODEL_PREFIX) else (PREFIX, "")
         parts = key.removeprefix(prefix).split(".") if key.startswith(prefix) and len(key) <= _LONGEST_KEY else []
         if len(parts) != 3 or not key.isascii() or not _WORKER.fullmatch(parts[0]):
             raise InvalidKey("this is not a session key; session keys come from POST /rl/start_session")
         if not hmac.compare_digest(self._mac(f"{signs}{parts[0]}.{parts[1]}").encode(), parts[2].encode()):
             raise InvalidKey("this session key was not issued by this service; start a session to get one")
-        if signs and not model_only:
-            raise Forbidden("this key opens model calls only; use the session key that start_session gave")
         return SessionKey(key, parts[0], model_only=bool(signs))
 
     def session_key(self, presented: Sequence[str], *, model_only: bool = False) -> SessionKey:
