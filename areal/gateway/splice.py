@@ -76,13 +76,11 @@ class Splice:
                 # Our own server sets `date`; two of them would not be HTTP.
                 headers = [pair for pair in end_to_end(response.raw_headers) if pair[0] != b"date"]
                 await exchange.begin(response.status, headers)
-                last = b""
-                async for chunk in response.content.iter_any():
-                    if response.content.at_eof():  # its end came with it, and leaves with it
-                        last = chunk
-                    else:
-                        await exchange.write(chunk)
-                await exchange.finish(last)
+                while chunk := await response.content.readany():
+                    if response.content.at_eof():  # its end came with these bytes, and leaves with them
+                        break
+                    await exchange.write(chunk)
+                await exchange.finish(chunk)
             except TimeoutError:
                 await exchange.break_off(self._silent(target))
             except asyncio.CancelledError:  # the gateway stops and this stream outlived the grace; or the client left
