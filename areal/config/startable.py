@@ -20,7 +20,13 @@ from areal.config.supported import reasons
 
 def why_not(config: RunConfig) -> list[str]:
     """One line per reason; empty for what can start."""
-    return reasons(config) + _agents_and_tasks(config) + _model_and_queue(config) + cannot_learn(config)
+    return (
+        reasons(config)
+        + _agents_and_tasks(config)
+        + _model_and_queue(config)
+        + _files_that_are_not_there(config)
+        + cannot_learn(config)
+    )
 
 
 def refuse_unstartable(config: RunConfig) -> None:
@@ -69,11 +75,6 @@ def _model_and_queue(config: RunConfig) -> list[str]:
         )
     if not config.actor.path and not scripted:
         found.append("actor.path is empty: name a model folder, a hub id, or a bundled model such as smollm2-135m")
-    template = config.rollout.agent.chat_template
-    if template is not None and not Path(template).is_file():
-        found.append(
-            f"rollout.agent.chat_template={template} is no file (looked in {Path.cwd()}); name a Jinja file, or take it out"
-        )
     queue_size, needed = config.rollout.queue_size, config.train_dataset.batch_size
     if queue_size is not None and queue_size < needed:
         found.append(
@@ -81,3 +82,17 @@ def _model_and_queue(config: RunConfig) -> list[str]:
             f"{needed} or more, or lower train_dataset.batch_size"
         )
     return found
+
+
+def _files_that_are_not_there(config: RunConfig) -> list[str]:
+    named = {
+        "train_dataset.path": (config.train_dataset.path, "a JSONL file, one task a line"),
+        "evaluator.path": (config.evaluator.path, "a JSONL file, one task a line"),
+        "rollout.scripted.path": (config.rollout.scripted.path, "a script (docs/scripted.md)"),
+        "rollout.agent.chat_template": (config.rollout.agent.chat_template, "a Jinja file, or take it out"),
+    }
+    return [
+        f"{key}={path} is no file (looked in {Path.cwd()}); name {kind}"
+        for key, (path, kind) in named.items()
+        if path and not Path(path).is_file()
+    ]

@@ -220,12 +220,22 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ((*ONLINE, "evaluator.agent=a:b"), "evaluator.agent=a:b: there are no tasks for it"),
         ((*ONLINE, "rollout.backend=scripted:d1"), "name its file in rollout.scripted.path"),
         ((*ONLINE, "rollout.scripted.path=s.jsonl"), "rollout.backend=native:d1 plays no script"),
+        ((*ONLINE, "evaluator.agent=a:b", "evaluator.path=no.jsonl"), "evaluator.path=no.jsonl is no file"),
+        (
+            ("actor.path=m", "rollout.agent.path=a:b", "train_dataset.path=no.jsonl"),
+            "train_dataset.path=no.jsonl is no file",
+        ),
+        (
+            ("actor.path=m", *ONLINE, "rollout.backend=scripted:d1", "rollout.scripted.path=no.jsonl"),
+            "path=no.jsonl is no file",
+        ),
         ((*ONLINE, "rollout.agent.chat_template=no.jinja"), "rollout.agent.chat_template=no.jinja is no file"),
         ((*ONLINE, "rollout.queue_size=7"), "rollout.queue_size=7 never holds the 8 groups"),
         ((*ONLINE, "gconfig.n_samples=4", "rollout.agent.internal_token=tok-0815"), "is a task of its own"),
     ],
 )
 def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(overrides: tuple[str, ...], says: str) -> None:
+    touch("t.jsonl", "s.jsonl")
     config = resolve(None, overrides).config
     [reason] = why_not(config)
     assert says in reason
@@ -234,7 +244,13 @@ def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(override
     assert f"would not start: {reason}" in run("--dry-run", *overrides).stderr
 
 
+def touch(*names: str) -> None:
+    for name in names:
+        Path(name).touch()
+
+
 def test_what_is_whole_can_start() -> None:
+    touch("t.jsonl")
     assert why_not(resolve(None, ONLINE).config) == []
     assert why_not(resolve(None, [*ONLINE, "evaluator.path=t.jsonl", "rollout.agent.path=a:b"]).config) == []
 
