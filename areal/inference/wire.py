@@ -14,7 +14,6 @@ untrainable, numbers are never invented (T009, T054). Client: client.py. Server:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -219,20 +218,19 @@ def decode_chunk(data: str | bytes) -> TokenChunk:
     logprobs = said.logprobs if len(said.logprobs) == count else [None] * count
     versions = said.weight_versions if len(said.weight_versions) == count else [-1] * count
     kept_mass = said.kept_mass if len(said.kept_mass) == count else [1.0] * count
-    top = said.top if said.top and len(said.top) == count else ()
     return TokenChunk(
         token_ids=np.array(said.token_ids, dtype=np.int32),
-        logprobs=np.array(_numbers(logprobs), dtype=np.float32),
+        logprobs=np.array(logprobs, dtype=np.float32),  # numpy reads None as NaN
         versions=np.array(versions, dtype=np.int32),
         kept_mass=np.array(kept_mass, dtype=np.float32),
-        top=tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in top),
+        top=_candidates(said.top) if said.top and len(said.top) == count else (),
         finish_reason=said.finish_reason,
         constrained=np.array(said.constrained, dtype=np.bool_) if len(said.constrained) == count > 0 else None,
     )
 
 
-def _numbers(values: Sequence[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in values]
+def _candidates(top: list[list[tuple[int, float | None]]]) -> tuple[tuple[tuple[int, float], ...], ...]:
+    return tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in top)
 
 
 def encode_error(error: ArealError) -> bytes:
