@@ -102,12 +102,15 @@ class DeltaSink:
         return taken
 
     def _add(self, delta: Delta) -> None:
-        match self._deltas[-1:], delta:
-            case [TextDelta(text)], TextDelta(more):
+        if not self._deltas:
+            self._deltas.append(delta)
+            return
+        match self._deltas[-1], delta:
+            case TextDelta(text), TextDelta(more):
                 self._deltas[-1] = TextDelta(text + more)
-            case [ReasoningDelta(text)], ReasoningDelta(more):
+            case ReasoningDelta(text), ReasoningDelta(more):
                 self._deltas[-1] = ReasoningDelta(text + more)
-            case [CallDelta() as call], CallDelta(index, "", "", more) if call.index == index:
+            case CallDelta() as call, CallDelta(index, "", "", more) if call.index == index:
                 self._deltas[-1] = replace(call, arguments=call.arguments + more)
             case _:
                 self._deltas.append(delta)

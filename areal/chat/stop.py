@@ -21,20 +21,19 @@ class StopMatcher:
         self._stops = sorted({stop for stop in stops if stop}, key=len, reverse=True)
         self._held = ""
         self.matched: str | None = None
-
-    @property
-    def stopped(self) -> bool:
-        return self.matched is not None
+        self.stopped = False
 
     def feed(self, text: str) -> str:
         """What may be shown now. After a stop: nothing any more."""
-        if self.stopped or not self._stops:
-            return "" if self.stopped else text
+        if not self._stops:
+            return text
+        if self.stopped:
+            return ""
         text = self._held + text
         found = [(text.find(stop) + len(stop), stop) for stop in self._stops if stop in text]
         if found:
             end, self.matched = min(found, key=lambda match: (match[0], -len(match[1])))
-            self._held = ""
+            self._held, self.stopped = "", True
             return text[: end - len(self.matched)]
         held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]

@@ -46,8 +46,11 @@ def text_until(source: Source, sink: DeltaSink, markers: tuple[str, ...]) -> Rea
     while True:
         sink.text(source.run(starts))
         source.settle()
-        if not (yield from source.peek()):
+        char = yield from source.peek()
+        if not char:
             return ""
+        if char not in starts:  # almost every token: text that has come meanwhile
+            continue
         found = yield from source.begins(*markers)
         if found:
             return found
