@@ -49,7 +49,7 @@ class HttpBackend:
         last: TokenChunk | None = None
         async with self._post(wire.GENERATE_PATH, wire.encode_request(request)) as response:
             decoder = SseDecoder()
-            async for data in response.content.iter_any():
+            while data := await response.content.readany():
                 for event in _decode(decoder, data):
                     if event.data == DONE:
                         continue

@@ -48,12 +48,15 @@ class SseDecoder:
     def __init__(self) -> None:
         self._rest = b""
         self._at_start = True
+        self._between = False  # nothing is held of an event that is to come
         self._data: list[bytes] = []
         self._name = ""
         self._id = ""
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Events that are complete now."""
+        if self._between and _is_one_data_line(chunk):  # as almost every chunk of a stream of tokens is
+            return [SseEvent(chunk[6:-2], id=self._id)]
         buffer = self._rest + chunk
         if self._at_start:
             if len(buffer) < len(_BOM) and _BOM.startswith(buffer):
@@ -75,6 +78,7 @@ class SseDecoder:
             event = self._line(line)
             if event is not None:
                 events.append(event)
+        self._between = not (self._at_start or self._rest or self._data or self._name)
         return events
 
     def close(self) -> list[SseEvent]:
@@ -100,3 +104,13 @@ class SseDecoder:
         data, name = self._data, self._name
         self._data, self._name = [], ""
         return SseEvent(b"\n".join(data), name or "message", self._id) if data else None
+
+
+def _is_one_data_line(chunk: bytes) -> bool:
+    """Whether it is a whole event, `data: ...` and a blank line, and nothing else."""
+    return (
+        chunk.startswith(b"data: ")
+        and chunk.endswith(b"\n\n")
+        and chunk.find(b"\n") == len(chunk) - 2
+        and b"\r" not in chunk
+    )

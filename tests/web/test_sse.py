@@ -51,6 +51,14 @@ def test_T104_an_event_is_given_as_soon_as_it_is_complete() -> None:
     assert decoder.feed(b"\n") == [SseEvent(b"2")]
 
 
+def test_T104_a_line_that_looks_whole_belongs_to_what_came_before_it() -> None:
+    whole = [b"data: 1\n\n", b"event: n\n", b"data: 2\n\n", b"id: 9\n\n", b"data: 3\n\n"]
+    assert decode(whole) == [SseEvent(b"1"), SseEvent(b"2", "n"), SseEvent(b"3", "message", "9")]
+    assert decode([b"data: 1\n\n", b"data: 2\n", b"data: 3\n\n"]) == [SseEvent(b"1"), SseEvent(b"2\n3")]
+    assert decode([b"data: 1\n\n", b"data: 2\r", b"data: 3\n\n"]) == [SseEvent(b"1"), SseEvent(b"2\n3")]
+    assert decode([b"data: 1\n\n", b"data: \n\n", b"data: 2\n\n"]) == [SseEvent(b"1"), SseEvent(b""), SseEvent(b"2")]
+
+
 def test_a_stream_cut_before_its_last_blank_line_gives_what_it_held() -> None:
     for tail in (b"data: x", b"data: x\n", b"data: x\r"):
         assert decode([b"data: 1\n\n", tail]) == [SseEvent(b"1"), SseEvent(b"x")]
