@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from areal.base.errors import ConfigError
-from areal.cluster.child import read_spec, report_ready
+from areal.cluster.child import GARBAGE_OBJECTS, read_spec, report_ready
 
 
 def write_spec(folder: Path, mode: int = 0o600, **changes: Any) -> Path:
@@ -177,6 +177,16 @@ def test_a_child_of_a_dead_controller_does_not_start(tmp_path: Path) -> None:
     code, errors = run(tmp_path, body, parent_pid=gone.pid)
     assert code in (0, -signal.SIGTERM, -signal.SIGKILL)
     assert "is gone" in errors
+
+
+def test_imported_modules_are_no_work_for_the_garbage_collector(tmp_path: Path) -> None:
+    body = (
+        HEAD + "def main(spec):\n    import gc; print(gc.get_freeze_count(), gc.get_threshold()[0], file=sys.stderr)\n"
+    )
+    code, errors = run(tmp_path, body + "run_child(main)\n")
+    frozen, objects = map(int, errors.split())
+    assert (code, objects) == (0, GARBAGE_OBJECTS)
+    assert frozen > 1000
 
 
 def wait_for(path: Path, seconds: float = 60.0) -> Path:
