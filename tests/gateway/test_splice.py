@@ -190,6 +190,21 @@ async def test_a_silent_worker_is_504_before_the_answer_and_an_event_in_it(run, 
             assert b"sent nothing for" in await response.read()
 
 
+async def test_a_client_that_reads_late_is_no_silent_worker(run, http):
+    body = b"x" * (8 << 20)  # more than the sockets on the way hold, so the worker has to wait as well
+
+    async def answer(call):
+        await call.reply(body)
+
+    await run.add_worker("w0", answer)
+    async with (
+        run.gateway(silence_timeout_s=1.5) as url,
+        http.post(url + CHAT, data=b"{}", headers=run.headers()) as response,
+    ):
+        await asyncio.sleep(2.5)
+        assert await response.read() == body
+
+
 async def test_a_worker_that_answers_nothing_is_502(place, http):
     async def answer(call):
         call.writer.transport.abort()
