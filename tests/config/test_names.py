@@ -234,8 +234,12 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ((*ONLINE, "gconfig.n_samples=4", "rollout.agent.internal_token=tok-0815"), "is a task of its own"),
     ],
 )
-def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(overrides: tuple[str, ...], says: str) -> None:
-    touch("t.jsonl", "s.jsonl")
+def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(
+    overrides: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.jsonl").touch()
+    Path("s.jsonl").touch()
     config = resolve(None, overrides).config
     [reason] = why_not(config)
     assert says in reason
@@ -244,13 +248,9 @@ def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(override
     assert f"would not start: {reason}" in run("--dry-run", *overrides).stderr
 
 
-def touch(*names: str) -> None:
-    for name in names:
-        Path(name).touch()
-
-
-def test_what_is_whole_can_start() -> None:
-    touch("t.jsonl")
+def test_what_is_whole_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.jsonl").touch()
     assert why_not(resolve(None, ONLINE).config) == []
     assert why_not(resolve(None, [*ONLINE, "evaluator.path=t.jsonl", "rollout.agent.path=a:b"]).config) == []
 
