@@ -123,11 +123,12 @@ class GatewayApp:
             try:
                 await self._forward(exchange, target)
             except WorkerRefused:
+                run.directory.refused(target)
                 await run.directory.live(anew=True)
-                again = await run.directory.find(target.worker)
+                again = await self._router.route(exchange, run)  # where it lives now, or another where any will do
                 if again.url == target.url:
                     raise
-                await self._forward(exchange, Target(again.worker, again.url, target.headers))
+                await self._forward(exchange, again)
 
     async def _start_session(self, exchange: Exchange) -> None:
         """On the worker of the key that is refreshed, else on the live worker with the fewest sessions."""

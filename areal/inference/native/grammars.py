@@ -97,7 +97,7 @@ class Grammars:
             vocabulary = self._vocabulary
         except ConfigError as error:
             return _unable(str(error))
-        if missing := [chr(byte) for byte in _JSON if byte not in self._spelled]:
+        if "%json" in grammar and (missing := [chr(byte) for byte in _JSON if byte not in self._spelled]):
             return _unable(
                 f"its vocabulary has no token for {' '.join(missing)}; ask a model that can write JSON (the bundled tiny nets cannot)"
             )
