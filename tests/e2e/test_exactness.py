@@ -45,7 +45,9 @@ class Rambling:
 
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=120) as client:
             answer = await client.chat.completions.create(
-                model="default", messages=[{"role": "user", "content": f"{task['x']}+{task['y']}="}], max_tokens=90
+                model="default",
+                messages=[{"role": "user", "content": f"{task['x']}+{task['y']}="}],
+                max_tokens=task.get("tokens", 90),
             )
         return (sum(map(ord, answer.choices[0].message.content or "")) % 7) / 7
 
@@ -65,14 +67,14 @@ def settings(tmp_path: Path, *overrides: str) -> tuple[RunConfig, RunFolder]:
     return config, RunFolder.of(str(tmp_path), "tiny", "exact", None, None)
 
 
-async def steps(run: Run, n: int, keep: Path | None = None) -> list[str]:
+async def steps(run: Run, n: int, keep: Path | None = None, first: int = 0) -> list[str]:
     """The loop of train.py without its reports; keep: folder for a model of every version, named by its label.
 
     Returns the sessions it trained."""
     learner = run.learner
     assert learner is not None
     sessions: list[str] = []
-    for step in range(n):
+    for step in range(first, first + n):
         batch = await run.batcher.next_batch()
         sessions += batch.accounts
         await learner.nets.train(batch.groups, step=step, current_version=run.gate.current.label, lags=batch.lags)
@@ -85,7 +87,7 @@ async def steps(run: Run, n: int, keep: Path | None = None) -> list[str]:
 async def talk(run: Run, sessions: list[str]) -> None:
     """Eval sessions without a pause, so that every swap finds requests in mid-answer, however slow the trainer is."""
     for k in count():
-        tasks = [Task(f"talk-{n}", {"x": n, "y": k % 10}) for n in range(2)]
+        tasks = [Task(f"talk-{n}", {"x": n, "y": k % 10, "tokens": 400}) for n in range(3)]
         sessions += [outcome.session_id for outcome in await run.dispatcher.evaluate(tasks, label=str(k))]
 
 
@@ -104,11 +106,17 @@ async def test_every_recorded_logprob_is_that_of_the_version_it_names_also_acros
     async with asyncio.timeout(300), assemble(config, folder) as run:
         talked: list[str] = []
         talking = asyncio.create_task(talk(run, talked))
-        trained = await steps(run, 10, keep=tmp_path / "versions")
+        trained: list[str] = []
+        for first in range(0, 40, 10):  # a request is long, and yet all swaps of a round may fall between two of them
+            trained += await steps(run, 10, keep=tmp_path / "versions", first=first)
+            interactions = [
+                one for session in trained + talked for one in await run.store.sessions.interactions(session)
+            ]
+            mixed = [one for one in interactions if len(set(one.completion.versions.tolist())) > 1]
+            if mixed:
+                break
         assert not talking.done()
         talking.cancel()
-        interactions = [one for session in trained + talked for one in await run.store.sessions.interactions(session)]
-    mixed = [one for one in interactions if len(set(one.completion.versions.tolist())) > 1]
     assert mixed, "no request lived through a swap"
     base = resolve("tiny-qwen3")
     worst = 0.0
