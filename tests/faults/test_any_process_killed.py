@@ -54,9 +54,10 @@ def members(folder: Path) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_text()
-        except OSError:
+            state = (process / "stat").read_text().split(")")[-1].split()[0]
+        except OSError:  # it has just ended
             continue
-        if str(folder) in command and "Z" not in (process / "stat").read_text().split(")")[-1].split()[0]:
+        if str(folder) in command and state != "Z":
             found.append(int(process.name))
     return found
 
