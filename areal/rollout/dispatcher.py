@@ -80,7 +80,7 @@ class Dispatcher:
         for task in running:
             task.cancel()
         for task in running:
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, ArealError):  # `failure` tells it; here it hides why the run ends
                 await task
         self._feeder = None
 
