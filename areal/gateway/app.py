@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -28,11 +29,10 @@ from areal.gateway.control import Control
 from areal.gateway.exchange import Exchange
 from areal.gateway.implicit import TokenRouter
 from areal.gateway.paths import Route, dialect_of, find_route
-from areal.gateway.routing import Router, Target, check_admin, refreshed_worker
+from areal.gateway.routing import Router, Target
 from areal.gateway.splice import Splice, WorkerRefused
 from areal.web.address import is_loopback
 from areal.web.app import bugs_as_errors
-from areal.web.auth import presented_keys
 from areal.web.body import ClientGone
 from areal.web.origin import check_host, check_origin
 
@@ -114,37 +114,23 @@ class GatewayApp:
         own = self._own.get(exchange.route.name)
         if own is not None:
             await own(exchange)
-        elif exchange.route.name == "start_session":
-            await self._start_session(exchange)
-        else:
-            run = self._attachment.run()
-            target = await self._router.route(exchange, run)
-            await exchange.body.peek()
+            return
+        run = self._attachment.run()
+        target = await self._router.route(exchange, run)
+        await exchange.body.peek()
+        refused: set[str] = set()
+        while True:
             try:
-                await self._forward(exchange, target)
+                with run.directory.starting(target) if exchange.route.access == "start" else nullcontext():
+                    await self._forward(exchange, target)
+                return
             except WorkerRefused:
+                refused.add(target.url)
                 run.directory.refused(target)
                 await run.directory.live(anew=True)
-                again = await self._router.route(exchange, run)  # where it lives now, or another where any will do
-                if again.url == target.url:
+                target = await self._router.route(exchange, run)  # where it lives now, or another where any will do
+                if target.url in refused:
                     raise
-                await self._forward(exchange, again)
-
-    async def _start_session(self, exchange: Exchange) -> None:
-        """On the worker of the key that is refreshed, else on the live worker with the fewest sessions."""
-        run = self._attachment.run()
-        check_admin(presented_keys(exchange.headers), run, "start_session")
-        held_by = await refreshed_worker(exchange, run)
-        targets = await run.directory.by_load() if held_by is None else [held_by]
-        for place, target in enumerate(targets, start=1):
-            with run.directory.starting(target):
-                try:
-                    await self._forward(exchange, target)
-                    return
-                except WorkerRefused:
-                    run.directory.refused(target)
-                    if place == len(targets):
-                        raise
 
     async def _forward(self, exchange: Exchange, target: Target) -> None:
         exchange.worker = target.worker

@@ -159,7 +159,8 @@ class KeyRouter:
         access = exchange.route.access
         if access in ("admin", "start"):
             check_admin(presented, run, exchange.route.name)
-            return (await run.directory.by_load())[0]
+            held_by = await _refreshed_worker(exchange, run) if access == "start" else None
+            return held_by or (await run.directory.by_load())[0]
         try:
             key = run.keys.session_key(presented, model_only=not exchange.route.upstream.startswith("/rl/"))
         except (InvalidKey, Forbidden):
@@ -196,7 +197,7 @@ class _StartBody(msgspec.Struct):
     api_key: str | None = None
 
 
-async def refreshed_worker(exchange: Exchange, run: Run) -> Target | None:
+async def _refreshed_worker(exchange: Exchange, run: Run) -> Target | None:
     """The worker of the key that this start_session refreshes; None if it asks for a new session.
 
     Raises BadRequest for a body that is no such request, InvalidKey for a foreign or forged key."""

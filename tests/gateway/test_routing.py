@@ -201,14 +201,23 @@ async def test_a_refresh_goes_to_the_worker_of_its_key(place, http, admin):
             assert response.status == status, body
 
 
-async def test_a_worker_that_refuses_is_passed_over_for_new_sessions(place, http, admin):
-    await place.add_worker("w1")
+@pytest.mark.parametrize("path", ["/rl/start_session", "/rl/export_trajectories", "/rl/exclude_session"])
+async def test_workers_that_refuse_are_passed_over_where_any_will_do(place, http, admin, path):
+    for name in ("w1", "w2"):
+        await place.add_worker(name)
     await asyncio.sleep(READING_AGE_S)
-    await place.workers["w0"].stop()  # killed: its last heartbeat is still young
+    for name in ("w0", "w1"):
+        await place.workers[name].stop()  # killed: its last heartbeat is still young
+    body = b'{"task_id": "t", "session_id": "t"}'
     for _ in range(4):
-        async with http.post(place.url + "/rl/start_session", data=b'{"task_id": "t"}', headers=admin) as response:
+        async with http.post(place.url + path, data=body, headers=admin) as response:
             assert response.status == 200
-            assert (await response.json())["headers"]["host"] == place.workers["w1"].url.removeprefix("http://")
+            assert (await response.json())["headers"]["host"] == place.workers["w2"].url.removeprefix("http://")
+            assert (await response.json())["body"].encode() == body
+    await place.workers["w2"].stop()
+    async with http.post(place.url + path, data=body, headers=admin) as response:
+        assert response.status == 502
+        assert "check that the service runs" in (await response.json())["error"]["message"]
 
 
 async def test_T047_502_while_the_worker_is_down_then_200_where_it_lives_now(place, http):
