@@ -166,9 +166,8 @@ async def main(spec: ChildSpec) -> None:
         server.close()
         await rank.finish_writing()
         weights.close()
-        if (
-            rank.busy
-        ):  # a training step cannot be interrupted inside torch, and the interpreter would wait for its thread
+        # A training step cannot be interrupted inside torch, and the interpreter would wait for its thread.
+        if rank.busy:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)

@@ -112,9 +112,8 @@ def statistics(summary: SessionSummary, interactions: Sequence[Interaction]) -> 
 
 def _tokens(summary: SessionSummary, interactions: Sequence[Interaction]) -> TokenSums:
     expected = export.account(interactions)
-    if (
-        summary.session.deleted_at is not None
-    ):  # nothing is left to look at; what a step that has it masks is known at its end
+    # Of a deleted one nothing is left to look at; what a step that has it masks is known at its end.
+    if summary.session.deleted_at is not None:
         expected = export.Account(summary.recorded_tokens, summary.recorded_tokens)
     why = summary.drop_reason or ("evaluation" if summary.session.purpose == "eval" else "")
     if why:

@@ -81,9 +81,8 @@ class WeightPublisher:
                     "RLTrainer", f"inference server {url} gets no traffic until it serves the current weights: {reason}"
                 )
                 self._returning[url] = asyncio.create_task(self._bring_back(url), name=f"bring back {url}")
-            if (
-                self._returning
-            ):  # also where nothing changed: a worker that heard of a return that then failed must not use it
+            # Also where nothing changed: a worker that heard of a return that then failed must not use that server.
+            if self._returning:
                 await self._tell_workers()
             await self._gate.advance(version, consumed)
         return version
