@@ -32,7 +32,7 @@ from areal.base.redact import redact
 from areal.base.types import Limits
 from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
-from areal.cluster.scheduler import Scheduler
+from areal.cluster.scheduler import unless_a_process_dies
 from areal.config.backend_spec import parse_backend
 from areal.config.load import resolve as resolve_config
 from areal.config.rollout import ScriptedConfig
@@ -157,7 +157,7 @@ async def _play(
         agent = run_agent(
             command.agent, await _environment(command, config, url), timeout_s=command.timeout_s, show=_show
         )
-        run = await _unless_a_process_dies(agent, scheduler)
+        run = await unless_a_process_dies(agent, scheduler)
         await _until_idle(workers)
         return run, url, await _requests(url)
 
@@ -189,20 +189,6 @@ async def _environment(command: Command, config: RunConfig, url: str) -> dict[st
         "AREAL_API_KEY": key,
         "AREAL_ADMIN_API_KEY": agent.admin_api_key,
     }
-
-
-async def _unless_a_process_dies(work: Coroutine[Any, Any, AgentRun], scheduler: Scheduler) -> AgentRun:
-    agent = asyncio.create_task(work, name="agent")
-    death = asyncio.create_task(scheduler.first_death(), name="deaths")
-    try:
-        await asyncio.wait({agent, death}, return_when=asyncio.FIRST_COMPLETED)
-        if death.done():
-            raise death.result().death()
-        return agent.result()
-    finally:
-        for each in (agent, death):
-            each.cancel()
-        await asyncio.wait({agent, death})
 
 
 async def _until_idle(workers: Sequence[JsonClient]) -> None:

@@ -16,15 +16,13 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
 
-from areal.base.errors import ArealError
 from areal.base.logs import Log, announce, warn
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
-from areal.cluster.scheduler import Scheduler
+from areal.cluster.scheduler import unless_a_process_dies
 from areal.config.run import RunConfig
 from areal.config.startable import refuse_unstartable
 from areal.models.torch_install import check_torch
@@ -35,8 +33,6 @@ from areal.tools.summary import finish
 
 if TYPE_CHECKING:
     from areal.assemble import Run
-
-DEATH_S = 8.0  # a broken link is seen before the end of the process behind it, on a busy machine long before
 
 
 async def train(run: Run) -> None:
@@ -176,27 +172,9 @@ class PPOTrainer:
         signals = _Signals()
         async with assemble(self.config, self.folder) as run:
             signals.run = run
-            await _watched(train(run), run.scheduler)
+            await unless_a_process_dies(train(run), run.scheduler)
             if run.learner is not None:
                 finish(run.folder, run.metrics_path)
-
-
-async def _watched(work: Coroutine[Any, Any, None], scheduler: Scheduler) -> None:
-    """Await `work`; a process that ends on its own ends it at once, with that process's last lines as the reason."""
-    task = asyncio.create_task(work, name="loop")
-    death = asyncio.create_task(scheduler.first_death(), name="deaths")
-    try:
-        await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done() and task.exception() is not None:
-            await asyncio.wait({death}, timeout=DEATH_S)  # the loop may have failed because a process died
-        if death.done():
-            raise death.result().death()
-        await task
-    finally:
-        for each in (task, death):
-            each.cancel()
-            with suppress(asyncio.CancelledError, ArealError):
-                await each
 
 
 class _Signals:

@@ -3,6 +3,7 @@
     async with LocalScheduler(run_dir) as scheduler:
         [process] = await scheduler.start(Job("server", module="areal.inference.native.server", spec={...}))
         ready = await process.ready(timeout_s=300)        # {"url": "http://127.0.0.1:41873"}
+        await unless_a_process_dies(work(), scheduler)    # work that needs them
 
 A job is `python -m <module> --spec FILE`: its settings travel in a file of mode 0600, so no secret stands on a command line.
 The child binds its own port and reports it (cluster/child.py): ports are never guessed. No torch.
@@ -10,12 +11,18 @@ The child binds its own port and reports it (cluster/child.py): ports are never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
-from areal.base.errors import ProcessDied
+from areal.base.errors import ArealError, ProcessDied
+
+DEATH_S = 8.0  # a broken link is seen before the end of the process behind it, on a busy machine long before
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +78,21 @@ class Scheduler(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc: object) -> None: ...
+
+
+async def unless_a_process_dies(work: Coroutine[Any, Any, T], scheduler: Scheduler) -> T:
+    """What `work` returns; a process that ends on its own ends it at once, with that process's last lines as the reason."""
+    task = asyncio.create_task(work, name="work")
+    death = asyncio.create_task(scheduler.first_death(), name="deaths")
+    try:
+        await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done() and task.exception() is not None:
+            await asyncio.wait({death}, timeout=DEATH_S)  # it may have failed because a process died
+        if death.done():
+            raise death.result().death()
+        return await task
+    finally:
+        for each in (task, death):
+            each.cancel()
+            with suppress(asyncio.CancelledError, ArealError):
+                await each
