@@ -21,7 +21,7 @@ from areal.proxy.dialects.schemas import OBJECT, TEXT, Schema, nullable, record
 from areal.store.base import LARGEST_REWARD
 
 _HEAD = {
-    "openapi": "3.1.0",
+    "openapi": "3.2.0",  # 3.1 has no word for the events of a stream
     "info": {
         "title": "areal gateway",
         "version": areal.__version__,
@@ -35,6 +35,7 @@ _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A session key, or the admin key where a route takes it."},
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same keys, as Anthropic's clients send them."},
 }  # fmt: skip
+_EVENT = record({"event": TEXT, "data": TEXT}, ["data"])
 _NAME = {**TEXT, "minLength": 1, "maxLength": LONGEST_NAME}
 _TAGS = nullable({"type": "object", "maxProperties": MOST_TAGS, "additionalProperties": _NAME})
 _START = record(
@@ -149,7 +150,7 @@ def _operation(path: str, method: str, route: Route) -> dict[str, Any]:
     if route.name == "metrics":
         content = {"text/plain": {"schema": TEXT}}
     elif route.name in _STREAMS:
-        content["text/event-stream"] = {"schema": TEXT}
+        content["text/event-stream"] = {"itemSchema": _EVENT}
     error = {"$ref": f"#/components/schemas/{'anthropic' if route.dialect == 'anthropic' else 'openai'}"}
     said = {"content": {"application/json": {"schema": error}}}
     answers = {status: {"description": text, **said} for status, text in _STATUSES.items()}

@@ -231,12 +231,13 @@ def bodies(target: Target, data: st.DataObject) -> None:
         value = _mutation(data, value)
     if isinstance(value, dict) and data.draw(st.booleans()):
         value = type(value)({**value, "stream": True}) if "stream" in value else value
-    body, encoding = _encoded(data, written(value).encode("utf-8", "surrogatepass"))
+    plain = written(value).encode("utf-8", "surrogatepass")
+    body, encoding = _encoded(data, plain)
     key = ADMIN if path in ADMINS else data.draw(st.sampled_from([target.key, target.key, TOKEN]))
     headers = [bearer(key), ("Content-Type", data.draw(TYPES)), *encoding]
     if key == TOKEN:
         headers.append(("x-session-id", data.draw(st.sampled_from(["one", "two"]))))
-    target.judge(target.send("POST", path, body, headers), (path, body, headers))
+    target.judge(target.send("POST", path, body, headers), (path, plain, headers))
 
 
 _HEADER_TEXT = st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=30)
