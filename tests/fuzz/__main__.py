@@ -1,7 +1,8 @@
 """Fuzz the gateway and its workers: `python -m tests.fuzz --minutes 10 [--seed 7]` (or `make fuzz MINUTES=10`).
 
 Bursts of each kind in turn (attacks.py, and described.py from the OpenAPI description), each from a new seed; after every burst the
-store is checked. Ends with 0 when the time is up, with 1 and the smallest failing request at the first failure.
+store is checked. Ends with 0 when the time is up, with 1 and the smallest failing request at the first failure. A request that
+makes the service (or these fuzzers) eat memory is a failure too: the process may have 4 GiB of addresses.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -19,12 +21,15 @@ from pathlib import Path
 from tests.fuzz.bursts import Bursts
 from tests.fuzz.target import Target
 
+MOST_MEMORY = 4 << 30
+
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long; default 10")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32), help="of the first burst")
     options = parser.parse_args(words)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     logging.getLogger("areal").setLevel(
         logging.ERROR
     )  # fields that nobody knows are said once, and here there are many
