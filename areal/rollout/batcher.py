@@ -14,7 +14,6 @@ can still be excluded, and is not in it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -28,6 +27,7 @@ from areal.rollout.staleness import StalenessGate
 from areal.store.base import TrainingStore
 
 POLL_S = 0.05  # other processes write the store, and SQLite cannot call us: one short poll, here only
+LOOK_S = 0.5  # groups that are too few for a batch are read this often, for those that are to be dropped; counting them is cheap
 SAY_S = 10.0  # a wait longer than this is explained in the log, and again every so often
 
 
@@ -90,17 +90,22 @@ class Batcher:
 
     async def next_batch(self) -> Batch:
         """Wait for batch_groups groups that are fresh enough; returns the oldest of them."""
-        said = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        said, looked, have = clock(), -LOOK_S, 0
         while True:
-            fresh = await self._fresh()
+            _, accepted = await self._training.occupancy()
+            fresh = []
+            if accepted >= self._batch_groups or clock() - looked >= LOOK_S:
+                fresh, looked = await self._fresh(), clock()
+                have = len(fresh)
             if len(fresh) >= self._batch_groups:
                 batch = self._batch(fresh[: self._batch_groups])
                 members = {group: self._queue.accounts[group].keys() for group in batch.group_ids}
                 if await self._training.take(self._gate.next_version(), members):
                     return batch
-            if time.monotonic() - said > SAY_S:
-                said = time.monotonic()
-                await self._explain(len(fresh))
+            if clock() - said > SAY_S:
+                said = clock()
+                await self._explain(have)
             await asyncio.sleep(POLL_S)
 
     async def set_aside(self, reason: str) -> int:

@@ -199,3 +199,19 @@ async def test_a_session_excluded_while_its_batch_is_made_is_not_in_it(store, pl
 
     batcher._training = Late()
     assert [group.sessions() for group in (await batcher.next_batch()).groups] == [("a-1", "a-2")]
+
+
+async def test_groups_that_are_too_few_are_counted_often_and_read_seldom(store, played, batching, monkeypatch) -> None:
+    monkeypatch.setattr("areal.rollout.batcher.LOOK_S", 3600.0)
+    _, batcher = await batching(batch=2, max_lag=2)
+    reads, counts = [], asyncio.Semaphore(0)
+    ready, occupancy = store.training.ready, store.training.occupancy
+    monkeypatch.setattr(store.training, "ready", lambda: reads.append(1) or ready())
+    monkeypatch.setattr(store.training, "occupancy", lambda: counts.release() or occupancy())
+    await played.session("first")
+    waiting = asyncio.create_task(batcher.next_batch())
+    for _ in range(4):
+        await counts.acquire()
+    assert len(reads) == 1
+    await played.session("second")
+    assert (await asyncio.wait_for(waiting, 30)).sessions == 2
