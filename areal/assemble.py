@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from areal.algorithms import ALGORITHMS
 from areal.algorithms.reward_shaping import Shaping
@@ -38,6 +38,7 @@ from areal.inference.backend import Backend
 from areal.launch import Launch, announce_gateway, trains
 from areal.models.fetch import resolve
 from areal.rollout import metrics as _declared  # noqa: F401  declares the names written by train.py
+from areal.rollout.batch import Recipe
 from areal.rollout.batcher import Batcher
 from areal.rollout.datasets import endless, read_tasks
 from areal.rollout.dispatcher import Dispatcher
@@ -218,21 +219,26 @@ def credit_of(config: RunConfig) -> Credit:
     )
 
 
-def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
+def recipe_of(config: RunConfig) -> Recipe:
+    """How this configuration makes rows of sessions."""
     agent = config.rollout.agent
+    return Recipe(agent.export_style, agent.turn_discount, agent.reward_clip)
+
+
+def stale_policy(config: RunConfig) -> Literal["drop", "mask"]:
+    """What becomes of tokens that are too old (settled 19)."""
     policy = config.rollout.stale_tokens
+    return policy if policy != "auto" else "mask" if config.rollout.agent.mode == "online" else "drop"
+
+
+def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
     return Batcher(
-        GroupQueue(
-            store,
-            export_style=agent.export_style,
-            turn_discount=agent.turn_discount,
-            reward_clip=agent.reward_clip,
-        ),
+        GroupQueue(store, recipe_of(config)),
         gate,
         store.training,
         batch_groups=config.train_dataset.batch_size,
         informative=credit_of(config).informative if resolved(config).dynamic_sampling else None,
-        stale=policy if policy != "auto" else "mask" if agent.mode == "online" else "drop",
+        stale=stale_policy(config),
         say=lambda text: announce("RLTrainer", text),
     )
 

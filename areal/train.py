@@ -27,7 +27,7 @@ from areal.config.run import RunConfig
 from areal.config.startable import refuse_unstartable
 from areal.models.torch_install import check_torch
 from areal.rollout.account import settle
-from areal.rollout.batcher import Batch
+from areal.rollout.batch import Batch
 from areal.rollout.report import RolloutReporter
 from areal.tools.summary import finish
 
@@ -51,8 +51,8 @@ async def train(run: Run) -> None:
             stats = await learner.nets.train(
                 batch.groups, step=step, current_version=run.gate.current.label, lags=batch.lags
             )
-            version = await learner.publisher.publish(consumed=batch.group_ids)
             await settle(run.store.training, batch)
+            version = await learner.publisher.publish(consumed=batch.group_ids)
             report(
                 run, step, batch, version, stats | {"wait_seconds": waited, "step_seconds": time.monotonic() - started}
             )

@@ -355,6 +355,14 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A part of what a session recorded: sampled tokens, and the interactions that are counted there (store/balance.py)."""
+
+    tokens: int
+    interactions: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A row of the worker registry: where a logical worker lives now."""
 

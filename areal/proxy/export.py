@@ -3,6 +3,7 @@
     table = export.rows(session, interactions, style="concat", turn_discount=0.9)   # list[Trajectory]
     credits = export.discounted_rewards(interactions, 0.9, reward_clip=1.0)         # interaction id -> R_i
     export.account(interactions)                                                    # recorded = trained + masked(reason)
+    export.shares(map(export.fate, interactions), stale={})                         # the same, as a step writes it down
 
 individual: a row per interaction, prompt masked, output trained. concat: a row per conversation branch on *token*
 prefixes; every open row is tried, so that a sub-agent's turns do not cut the main conversation (T057). Over all rows
@@ -13,13 +14,25 @@ conversation.py, rollout/queue.py (the batch) and dashboard/view.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from areal.base.types import BoolArray, ExportStyle, FloatArray, IntArray, Interaction, Session, Span, Tag, Trajectory
+from areal.base.types import (
+    BoolArray,
+    ExportStyle,
+    FloatArray,
+    IntArray,
+    Interaction,
+    Session,
+    Share,
+    Span,
+    Tag,
+    Trajectory,
+)
 
 # Which reason is counted when an interaction carries several: the one that already explains all others comes first.
 MASK_ORDER: tuple[Tag, ...] = (
@@ -46,6 +59,16 @@ class Account:
     trained: int
     masked: Mapping[str, int] = field(default_factory=dict)
     empty: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one interaction where nothing is too old. reason: why its other tokens are masked, "" where there is none."""
+
+    interaction_id: str
+    recorded: int
+    trained: int
+    reason: str
 
 
 def clipped(reward: float, bound: float | None) -> float:
@@ -92,19 +115,34 @@ def trained_mask(interaction: Interaction) -> BoolArray:
     return mask
 
 
+def fate(one: Interaction) -> Fate:
+    """Of its sampled tokens."""
+    recorded, trained = len(one.completion.token_ids), int(trained_mask(one).sum())
+    reason = "" if recorded == trained > 0 else mask_reason(one) or ("constrained" if recorded else "empty")
+    return Fate(one.id, recorded, trained, reason)
+
+
+def shares(fates: Iterable[Fate], stale: Mapping[str, int]) -> dict[str, Share]:
+    """What of a session a step trains ("") and masks, by reason. stale: interaction id -> how many of its tokens that would be
+    trained are too old. An interaction is counted as trained if any of its tokens is, else for the reason that takes the last one."""
+    tokens: Counter[str] = Counter()
+    interactions: Counter[str] = Counter()
+    for one in fates:
+        old = stale.get(one.interaction_id, 0)
+        interactions["" if one.trained > old else "stale" if old else one.reason] += 1
+        for reason, number in (("", one.trained - old), ("stale", old), (one.reason, one.recorded - one.trained)):
+            tokens[reason] += number
+    named = {"", *(+tokens), *interactions}  # + leaves out what is 0
+    return {reason: Share(tokens[reason], interactions[reason]) for reason in sorted(named)}
+
+
 def account(interactions: Iterable[Interaction]) -> Account:
     """Sum up where every sampled token goes."""
-    recorded = trained = empty = 0
-    masked: dict[str, int] = {}
-    for one in interactions:
-        tokens, kept = len(one.completion.token_ids), int(trained_mask(one).sum())
-        recorded += tokens
-        trained += kept
-        empty += kept == 0
-        if tokens > kept:
-            reason = mask_reason(one) or "constrained"
-            masked[reason] = masked.get(reason, 0) + tokens - kept
-    return Account(recorded, trained, dict(sorted(masked.items())), empty)
+    fates = [fate(one) for one in interactions]
+    found = {reason: share.tokens for reason, share in shares(fates, {}).items()}
+    trained = found.pop("")
+    masked = {reason: number for reason, number in found.items() if number}
+    return Account(sum(one.recorded for one in fates), trained, masked, sum(one.trained == 0 for one in fates))
 
 
 def rows(

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 
-from areal.rollout.batcher import Batch
+from areal.rollout.batch import Batch
 from areal.store.base import TrainingStore
 
 
 async def settle(training: TrainingStore, batch: Batch) -> None:
-    """One row per session of the batch; the writes share their commits."""
-    await asyncio.gather(
-        *(training.account(session, trained, masked) for session, (trained, masked) in batch.accounts.items())
-    )
+    """One row per session and reason; the writes share their commits. Call it before the step is published: what a published step
+    consumed is accounted for at every moment."""
+    await asyncio.gather(*(training.account(session, shares) for session, shares in batch.accounts.items()))

@@ -24,10 +24,12 @@ from areal.base.types import (
     Limits,
     Session,
     SessionRequest,
+    Share,
     Tag,
     Version,
     WorkerInfo,
 )
+from areal.store.balance import Balance
 
 LARGEST_REWARD = 1e6  # in size; sums, discounts and squares of such rewards stay far from overflow in float32
 
@@ -174,10 +176,9 @@ class TrainingStore(Protocol):
         """Never to be trained; counted by reason, its slot opens."""
         ...
 
-    async def account(self, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
-        """How many recorded tokens of a session were trained, and how many masked, by reason; a later call replaces an
-        earlier one. Counted once its group is consumed, never for a dropped session. Raises ShapeError unless the sum
-        is what it recorded."""
+    async def account(self, session_id: str, shares: Mapping[str, Share]) -> None:
+        """What of a session a step trains ("") and what it masks, by reason; a later call replaces an earlier one. Counted once
+        its group is consumed, never for a dropped session. Raises ShapeError unless the sums are what it recorded."""
         ...
 
     async def version(self, label: int | None = None) -> Version | None:
@@ -236,6 +237,10 @@ class Reading(Protocol):
 
     async def masked_tokens(self) -> dict[str, int]:
         """Tokens of consumed sessions by the reason they were masked for."""
+        ...
+
+    async def balance(self) -> Balance:
+        """Where everything recorded went, in every unit, on one snapshot, with what does not add up. Walks through all sessions."""
         ...
 
     async def finished(self, first: int, count: int) -> Finished:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,6 +90,13 @@ async def empty_house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIt
     clock = Clock()
     async with await open_store(URLS[request.param](tmp_path), clock=clock) as store:
         yield House(store, clock)
+
+
+@pytest.fixture
+def reopen(empty_house: House, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Awaitable[Store]]:
+    """Opens the same store once more."""
+    url = URLS[request.node.callspec.params["empty_house"]](tmp_path)
+    return lambda **how: open_store(url, clock=empty_house.clock, **how)
 
 
 @pytest.fixture

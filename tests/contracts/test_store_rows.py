@@ -14,6 +14,7 @@ from areal.base.errors import (
     InvalidKey,
     NotFound,
     ShapeError,
+    StoreError,
 )
 from areal.base.types import (
     Ending,
@@ -21,10 +22,12 @@ from areal.base.types import (
     Interaction,
     Message,
     SamplingParams,
+    Share,
     Tool,
     ToolCall,
     Version,
 )
+from areal.store.balance import Amounts
 
 # -- what is recorded ------------------------------------------------------------------------------
 
@@ -264,7 +267,7 @@ async def test_deleted_content_is_gone_and_the_sums_stay(house: Any) -> None:
         assert (gone.deleted_at, gone.excluded_because, gone.tags) == (house.clock.now, "the user asked", {})
         assert await house.sessions.interactions(name) == ()
         assert await house.sessions.exclude(name, delete=True) == gone
-    await house.training.account("trained", 6, {})
+    await house.training.account("trained", {"": Share(6, 2)})
     await house.training.advance(Version(1, 1, "x"), [trained.id])
     counts = await house.training.counts()
     assert counts.recorded_tokens == before.recorded_tokens == 12
@@ -348,7 +351,7 @@ async def test_recovery_frees_what_later_steps_consumed(house: Any) -> None:
     for step in range(1, 4):
         session = await house.play(f"t{step}")
         [group] = await house.training.ready()
-        await house.training.account(session.id, 3, {})
+        await house.training.account(session.id, {"": Share(3, 1)})
         await house.training.advance(Version(step, step, "one"), [group.id])
     assert (await house.training.counts()).trained_tokens == 9
     assert await house.training.release_after(1, "two") == 2
@@ -369,13 +372,15 @@ async def test_every_token_is_accounted_for(house: Any) -> None:
     running = await house.begin("running")
     await house.sessions.add(house.interaction(running.id, tokens=5))
     trained, stale = await house.training.ready()
-    for wrong in ((9, {"stale": 1}), (8, {}), (10, {"stale": -1})):
-        with pytest.raises(ShapeError, match="recorded 9 tokens"):
-            await house.training.account("trained", *wrong)
+    for wrong in ([(9, 3), (1, 0)], [(8, 3)], [(10, 3), (-1, 0)], [(9, 2)], [(9, 4), (0, -1)]):
+        shares = {reason: Share(*share) for reason, share in zip(("", "stale"), wrong, strict=False)}
+        with pytest.raises(ShapeError, match="recorded 9 tokens in 3 interactions"):
+            await house.training.account("trained", shares)
     with pytest.raises(NotFound):
-        await house.training.account("unknown", 0, {})
-    await house.training.account("trained", 9, {})
-    await house.training.account("trained", 4, {"superseded": 3, "greedy": 2})
+        await house.training.account("unknown", {})
+    await house.training.account("trained", {"": Share(9, 3)})
+    shares = {"": Share(4, 2), "superseded": Share(3, 1), "greedy": Share(2, 0)}
+    await house.training.account("trained", shares)
     await house.training.drop([stale.id], "stale")
     before = await house.training.counts()
     assert (before.trained_tokens, before.masked_tokens, before.dropped_tokens) == (0, 0, 9)
@@ -393,6 +398,82 @@ async def test_every_token_is_accounted_for(house: Any) -> None:
     }
     assert [one.session.id for one in await house.store.reading.recent(1, running=False)] == ["failed"]
     assert [one.label for one in await house.store.reading.versions()] == [1]
+
+
+async def test_everything_recorded_has_one_fate_in_every_unit(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, max_concurrent=9, max_lag=2, n_samples=2))
+    for task in ("trained", "trained", "stale", "stale", "waiting", "waiting", "half"):
+        await house.play(task, turns=2, reward=None if task == "half" else 1.0)
+    await house.play("lost", "reward_failed")
+    await house.play("lost", "expired", reward=None)
+    running = await house.begin("running")
+    await house.sessions.add(house.interaction(running.id, tokens=5))
+    trial = await house.begin("trial", purpose="eval")
+    await house.sessions.add(house.interaction(trial.id, tokens=7))
+    trained, stale, _ = await house.training.ready()
+    await house.training.drop([stale.id], "stale")
+    assert await house.training.take(Version(1, 1, "x"), {trained.id: ["trained", "trained-1"]})
+    await house.training.account("trained", {"": Share(4, 2), "constrained": Share(2, 0)})
+    await house.training.account("trained-1", {"": Share(0, 0), "stale": Share(3, 1), "greedy": Share(3, 1)})
+    held = await house.store.reading.balance()
+    assert (held.trained, held.waiting.groups, held.faults) == (Amounts(), 2, ()), "no step has been published"
+    await house.training.advance(Version(1, 1, "x"), [trained.id])
+    books = await house.store.reading.balance()
+    assert books.faults == ()
+    assert books.recorded == books.total == Amounts(tokens=53, interactions=17, sessions=10, groups=6)
+    assert books.trained == Amounts(tokens=4, interactions=2, sessions=1, groups=1)
+    assert books.masked == {
+        "constrained": Amounts(tokens=2),
+        "greedy": Amounts(tokens=3, interactions=1),
+        "stale": Amounts(tokens=3, interactions=1, sessions=1),
+    }
+    assert books.dropped == {
+        "expired": Amounts(tokens=3, interactions=1, sessions=1),
+        "reward_failed": Amounts(tokens=3, interactions=1, sessions=1),
+        "stale": Amounts(tokens=12, interactions=4, sessions=2, groups=1),
+        "too_few_survivors": Amounts(groups=1),
+    }
+    assert books.waiting == Amounts(tokens=12, interactions=4, sessions=2, groups=1)
+    assert books.open == Amounts(tokens=11, interactions=3, sessions=2, groups=2)
+    assert books.evaluation == Amounts(tokens=7, interactions=1, sessions=1)
+    assert (books.rewarded, books.unrewarded, books.trained_by_version) == (7, 2, {1: 4})
+
+
+async def test_a_step_that_does_not_account_for_a_session_is_at_fault(house: Any) -> None:
+    await house.play("a", turns=2)
+    [group] = await house.training.ready()
+    await house.training.advance(Version(1, 1, "x"), [group.id])
+    books = await house.store.reading.balance()
+    assert books.recorded == Amounts(tokens=6, interactions=2, sessions=1, groups=1)
+    assert books.total == Amounts(groups=1)
+    assert len(books.faults) == 4
+    assert books.faults[0].startswith(
+        f"session 'a' of group {group.id} recorded 6 tokens in 2 interactions and was in step 1, which does not say"
+    )
+    assert books.faults[1].startswith("6 tokens were recorded, but trained, masked, dropped, waiting and open are 0 ")
+
+
+async def test_what_a_lost_step_said_is_forgotten(house: Any) -> None:
+    await house.play("a")
+    [group] = await house.training.ready()
+    assert await house.training.take(Version(1, 1, "x"), {group.id: ["a"]})
+    await house.training.account("a", {"": Share(3, 1)})  # then it crashed
+    assert await house.training.release_after(0, "y") == 0
+    await house.training.advance(Version(2, 1, "y"), [group.id])
+    books = await house.store.reading.balance()
+    assert "does not say what became of it" in books.faults[0]
+
+
+async def test_a_store_that_is_read_is_not_changed(house: Any, reopen: Any) -> None:
+    await house.play("a", turns=2)
+    async with await reopen(read_only=True) as other:
+        with pytest.raises(StoreError, match="opened to be read"):
+            await other.training.drop(["g1"], "no")
+        await house.play("b")  # the run goes on beside it
+        assert (await other.reading.balance()).recorded.sessions == 2
+    await house.store.__aexit__(None, None, None)
+    async with await reopen(read_only=True) as alone:
+        assert (await alone.reading.balance()).recorded.sessions == 2
 
 
 async def test_a_reward_goes_to_the_named_answer_alone(house: Any) -> None:

@@ -22,7 +22,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from areal.base.metrics import MetricsFile, declare
-from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Tag, Version, WorkerInfo
+from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Share, Tag, Version, WorkerInfo
 from areal.rollout import metrics as _declared  # noqa: F401
 from areal.store import open_store, store_url
 from areal.store.base import Store
@@ -70,8 +70,8 @@ async def fill(store: Store) -> None:
             await store.sessions.reward(session.id, 1.0, None)
         await store.sessions.end(session.id, ending)  # type: ignore[arg-type]
     trained, masked = await store.training.ready()
-    await store.training.account("sum-0", 18, {})
-    await store.training.account("sum-1", 9, {"superseded": 9})
+    await store.training.account("sum-0", {"": Share(18, 2)})
+    await store.training.account("sum-1", {"": Share(9, 1), "superseded": Share(9, 1)})
     await store.training.advance(Version(6, 6, "life"), [trained.id, masked.id])
     live = await store.sessions.begin(SessionRequest(ODD, "k9", "w0"))
     await store.sessions.add(interaction(live.id, 0, "still here?"))

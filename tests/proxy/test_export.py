@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.base.types import Completion, Interaction, Message, Session, Tag
+from areal.base.types import Completion, Interaction, Message, Session, Share, Tag
 from areal.proxy import export
 
 SESSION = Session("t-0", "t", "g", 0, "hash", "w0", "train", {}, 0.0, 0.0)
@@ -144,6 +144,28 @@ def test_constrained_tokens_are_masked_one_by_one() -> None:
     (row,) = export.rows(SESSION, [replace(plain, completion=completion)], "individual", 1.0)
     assert row.trained.tolist() == [False, False, True, False]
     assert export.account([replace(plain, completion=completion)]).masked == {"constrained": 2}
+
+
+def test_a_step_writes_down_each_interaction_once() -> None:
+    forced = turn(1, [1], [2, 3, 4])
+    forced = replace(forced, completion=replace(forced.completion, constrained=np.array([True, False, True])))
+    fates = [
+        export.fate(one)
+        for one in (turn(0, [1], [2, 3]), forced, turn(2, [1], [5], tags=("greedy",)), turn(3, [1], []))
+    ]
+    assert export.shares(fates, {}) == {
+        "": Share(3, 2),
+        "constrained": Share(2, 0),
+        "empty": Share(0, 1),
+        "greedy": Share(1, 1),
+    }
+    assert export.shares(fates, {"i0": 1, "i1": 1}) == {
+        "": Share(1, 1),
+        "constrained": Share(2, 0),
+        "empty": Share(0, 1),
+        "greedy": Share(1, 1),
+        "stale": Share(2, 1),
+    }
 
 
 def test_among_equal_rows_the_token_parents_is_extended() -> None:

@@ -253,11 +253,11 @@ async def _end(place: Place, key: str, ending: str) -> None:
 
 async def _consume(service: Any, session: Any, done: Any) -> None:
     """As the batcher does: what is ready is accounted for and trained; then the whole run adds up."""
-    training, total = service.store.training, export.account(done)
+    training, shares = service.store.training, export.shares(map(export.fate, done), {})
     for group in await training.ready():
         for one in group.sessions:
             if one.id == session.id:
-                await training.account(one.id, total.trained, total.masked)
+                await training.account(one.id, shares)
         step = next(NUMBERS)
         await training.advance(Version(step, step, "run"), [group.id])
     counts = await training.counts()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from areal.base.types import Completion, Group, Interaction, Limits, Message, SessionRequest
+from areal.rollout.batch import Recipe
 from areal.rollout.batcher import Batcher
 from areal.rollout.queue import GroupQueue
 from areal.rollout.staleness import StalenessGate
@@ -85,7 +86,7 @@ def batching(store: Store) -> Callable[..., Awaitable[tuple[StalenessGate, Batch
     ) -> tuple[StalenessGate, Batcher]:
         limits = Limits(max_concurrent=64, max_lag=max_lag, batch_groups=batch, n_samples=n_samples)
         gate = await StalenessGate.open(store.training, limits, incarnation="test")
-        queue = GroupQueue(store, export_style="individual", turn_discount=1.0, reward_clip=clip)
+        queue = GroupQueue(store, Recipe("individual", turn_discount=1.0, reward_clip=clip))
         say = print if said is None else said.append
         return gate, Batcher(
             queue, gate, store.training, batch_groups=batch, stale=stale, informative=informative, say=say

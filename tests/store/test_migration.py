@@ -6,9 +6,12 @@ import sqlite3
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from areal.base.errors import StoreError
 from areal.base.types import Completion, Fork, Interaction, Limits, Message, SessionRequest
 from areal.store import codec, open_store, store_url
+from areal.store.balance import Amounts
 from areal.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
 
 
@@ -50,3 +53,37 @@ async def test_a_store_of_the_first_schema_is_read_and_written_on(tmp_path: Path
     new = sqlite3.connect(path)
     assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
     new.close()
+
+
+async def test_a_run_that_was_accounted_for_in_tokens_alone_still_adds_up(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    old = sqlite3.connect(path)
+    for script in MIGRATIONS[:5]:
+        old.executescript(script)
+    old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    old.execute("PRAGMA user_version = 5")
+    old.execute(
+        "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline, accepted_at, consumed_step, consumed_incarnation) "
+        "VALUES ('t', 2, 1, 2, 1, 1, 'x')"
+    )
+    for seq, account in enumerate(({"": 1, "greedy": 5}, {"": 0, "greedy": 2, "stale": 4}), 1):
+        old.execute(
+            "INSERT INTO sessions (id, task_id, suffix, group_seq, sample, key_hash, worker, purpose, tags, started_at, "
+            "last_active_at, ending) VALUES (?, 't', 0, 1, ?, 'k', 'w0', 'train', '{}', 1, 1, 'ended')",
+            (f"s{seq}", seq),
+        )
+        for name in (f"a{seq}", f"b{seq}"):
+            facts, _ = codec.encode(interaction("", name))
+            row = facts | {"session_seq": seq}
+            names = ", ".join(row)
+            old.execute(f"INSERT INTO interactions ({names}) VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
+        old.executemany("INSERT INTO token_accounts VALUES (?, ?, ?)", [(seq, *each) for each in account.items()])
+    old.commit()
+    old.close()
+    with pytest.raises(StoreError, match=f"schema version 5, this release reads {VERSION}"):
+        await open_store(store_url(path), read_only=True)
+    async with await open_store(store_url(path)) as store:
+        books = await store.reading.balance()
+    assert books.faults == ()
+    assert books.recorded == Amounts(tokens=12, interactions=4, sessions=2, groups=1)
+    assert (books.trained.interactions, books.masked["stale"].interactions) == (2, 2)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from areal.base.errors import NoCapacity
-from areal.base.types import Completion, Ending, Interaction, Limits, Message, SessionRequest, Version
+from areal.base.types import Completion, Ending, Interaction, Limits, Message, SessionRequest, Share, Version
 from areal.store import open_store, store_url
 
 TIMEOUT = 100.0
@@ -168,7 +168,8 @@ class StoreMachine(RuleBasedStateMachine):
             for one in group.sessions:
                 if one.good():
                     masked = sum(one.tokens) // 2
-                    self.run(self.store.training.account(one.id, sum(one.tokens) - masked, {"greedy": masked}))
+                    shares = {"": Share(sum(one.tokens) - masked, len(one.tokens)), "greedy": Share(masked, 0)}
+                    self.run(self.store.training.account(one.id, shares))
         version = Version(self.label, self.step, f"life {self.label}")
         self.run(self.store.training.advance(version, [group.id for group in taken]))
 
@@ -207,6 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
             # Slots never leak: what neither runs nor waits is free.
             free = min(self.limits.max_concurrent - counts.running, most - counts.running - counts.accepted)
             assert counts.free_slots == free
+        assert self.run(self.store.reading.balance()).faults == ()
         fates: Counter[str] = Counter()
         for group in self.groups:
             for one in group.sessions:

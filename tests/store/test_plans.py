@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Version
+from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Share, Version
 from areal.store.sqlite import sessions, training
 from areal.store.sqlite.database import Database
 from areal.store.sqlite.groups import overdue, settle_overdue
@@ -48,7 +48,7 @@ def test_hot_statements_search(connection: sqlite3.Connection, statements: set[s
     settle_overdue(connection, 5.0)
     assert overdue(connection, 5.0) == []
     [group] = training._ready(connection)
-    training._account(connection, "t", 1, {})
+    training._account(connection, "t", {"": Share(1, 1)})
     training._advance(connection, Version(1, 1, "x"), [group.id])
     training._take(connection, Version(2, 2, "x"), {}, 1.0)
     training._release_after(connection, 0, "y", 1.0)

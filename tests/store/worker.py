@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from areal.base.errors import Conflict, StoreError
-from areal.base.types import Completion, Interaction, Limits, Message, Session, SessionRequest, Version
+from areal.base.types import Completion, Interaction, Limits, Message, Session, SessionRequest, Share, Version
 from areal.store import open_store, store_url
 from areal.store.base import Store
 
@@ -92,7 +92,9 @@ async def train(url: str, incarnation: str) -> None:
             await store.training.advance(version, list(members))
             for name, summary in sums:
                 assert summary is not None
-                await store.training.account(name, summary.recorded_tokens, {})
+                await store.training.account(
+                    name, {"": Share(summary.recorded_tokens, summary.session.interaction_count)}
+                )
             newest = version
             print("advanced", *members, flush=True)
 

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from areal.base.errors import StoreError
-from areal.store.sqlite.schema import migrate
+from areal.store.sqlite.schema import check_current, migrate
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
@@ -86,11 +86,14 @@ class _Write(Generic[T]):
 class Database:
     """See the module. Safe to use from several event loops and threads of one process; not across fork."""
 
-    def __init__(self, path: Path, *, busy_timeout_s: float = 10.0) -> None:
-        """Open or make the file (mode 0600) and bring its tables up to date. Raises StoreError."""
+    def __init__(self, path: Path, *, busy_timeout_s: float = 10.0, read_only: bool = False) -> None:
+        """Open or make the file (mode 0600) and bring its tables up to date; read_only: it must be there and up to date, and every
+        write raises StoreError. Raises StoreError."""
         self.path = path
         self._busy_timeout_s = busy_timeout_s
-        self._create_file()
+        self._read_only = read_only
+        if not read_only:
+            self._create_file()
         try:
             self._writer_connection: sqlite3.Connection | None = self._connect()
         except sqlite3.Error as error:
@@ -109,6 +112,8 @@ class Database:
 
     async def write(self, operation: Operation[T]) -> T:
         """Run `operation` inside the next transaction; returns its result once that is on disk."""
+        if self._read_only:
+            raise StoreError(f"the store {self.path} was opened to be read; nothing writes to it from here")
         pending = _Write(operation, asyncio.get_running_loop())
         with self._gate:
             if self._closed:
@@ -269,10 +274,17 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+            f"{self.path.absolute().as_uri()}?mode={'ro' if self._read_only else 'rw'}",
+            uri=True,
+            timeout=self._busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
         )
         try:
             connection.row_factory = sqlite3.Row
+            if self._read_only:
+                check_current(connection, self.path)
+                return connection
             migrate(connection, self.path)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")

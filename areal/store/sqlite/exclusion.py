@@ -61,7 +61,7 @@ def _leave_out(connection: sqlite3.Connection, session_seq: int, group_seq: int 
     connection.execute(
         "UPDATE sessions SET drop_reason = coalesce(drop_reason, 'excluded') WHERE seq = ?", (session_seq,)
     )
-    connection.execute("DELETE FROM token_accounts WHERE session_seq = ?", (session_seq,))
+    groups.forget_accounts(connection, "session_seq = ?", session_seq)
     groups.settle_again(connection, group_seq, now)
 
 

@@ -22,6 +22,7 @@ from areal.store.codec import from_json
 RUNNING = "accepted_at IS NULL AND dropped_at IS NULL"
 WAITING = "accepted_at IS NOT NULL AND consumed_step IS NULL AND dropped_at IS NULL"
 TOO_FEW = "too_few_survivors"
+MEMBERS = "session_seq IN (SELECT seq FROM sessions WHERE group_seq = ?)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,13 @@ def overdue(connection: sqlite3.Connection, now: float) -> list[int]:
     return [row["seq"] for row in rows.fetchall()]
 
 
+def forget_accounts(connection: sqlite3.Connection, which: str, number: int) -> None:
+    """The step that wrote them does not train what they are about."""
+    connection.execute(f"DELETE FROM token_accounts WHERE {which}", (number,))
+
+
 def drop(connection: sqlite3.Connection, group_seq: int, reason: str, now: float) -> None:
+    forget_accounts(connection, MEMBERS, group_seq)
     connection.execute("UPDATE task_groups SET dropped_at = ?, drop_reason = ? WHERE seq = ?", (now, reason, group_seq))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 
-from areal.base.types import Version
+from areal.base.types import Share, Version
 from areal.store import codec
+from areal.store.balance import Balance, Line, balance
 from areal.store.base import Finished, SessionSummary
+from areal.store.sqlite import counts
 from areal.store.sqlite.database import Database
-from areal.store.sqlite.sessions import SESSION, to_session
+from areal.store.sqlite.sessions import SESSION, group_id, to_session
 
 _SUMMARY = SESSION.replace(
     "SELECT s.*,",
@@ -20,6 +22,22 @@ _SUMMARY = SESSION.replace(
     g.accepted_at AS group_accepted_at, g.drop_reason AS group_drop_reason, g.consumed_step AS group_step,
     g.taken_step AS taken_step,""",
 ).replace("FROM sessions s", "FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq")
+
+_LINES = """
+SELECT s.id, s.group_seq, s.ending, s.drop_reason, g.accepted_at, g.consumed_step, g.drop_reason AS group_drop_reason, v.label,
+    coalesce(i.interactions, 0) AS interactions, coalesce(i.tokens, 0) AS tokens, coalesce(i.rewards, 0) AS rewards, a.account
+FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq
+LEFT JOIN versions v ON v.step = g.consumed_step AND v.incarnation = g.consumed_incarnation
+LEFT JOIN (
+    SELECT session_seq, count(*) AS interactions, sum(output_tokens) AS tokens, count(reward) AS rewards
+    FROM interactions GROUP BY session_seq
+) i ON i.session_seq = s.seq
+LEFT JOIN (
+    SELECT session_seq, json_group_object(reason, json_array(tokens, interactions)) AS account
+    FROM token_accounts GROUP BY session_seq
+) a ON a.session_seq = s.seq
+ORDER BY s.group_seq, s.sample
+"""
 
 
 class SqliteReading:
@@ -64,6 +82,11 @@ class SqliteReading:
             )
         )
 
+    async def balance(self) -> Balance:
+        return await self._database.read(
+            lambda connection: balance(map(_line, connection.execute(_LINES)), counts.read(connection))
+        )
+
     async def finished(self, first: int, count: int) -> Finished:
         return await self._database.read(lambda connection: _finished(connection, first, count))
 
@@ -73,6 +96,23 @@ class SqliteReading:
             return tuple(Version(row["label"], row["step"], row["incarnation"]) for row in rows.fetchall())
 
         return await self._database.read(read)
+
+
+def _line(row: sqlite3.Row) -> Line:
+    account = codec.from_json(row["account"] or "{}", dict[str, tuple[int, int]])
+    return Line(
+        session_id=row["id"],
+        group_id="" if row["group_seq"] is None else group_id(row["group_seq"]),
+        running=row["ending"] is None,
+        accepted=row["accepted_at"] is not None,
+        consumed_step=row["consumed_step"],
+        version=row["label"],
+        drop_reason=row["drop_reason"] or row["group_drop_reason"] or "",
+        group_drop_reason=row["group_drop_reason"] or "",
+        rewarded=row["rewards"] > 0,
+        recorded=Share(row["tokens"], row["interactions"]),
+        account={reason: Share(*share) for reason, share in account.items()},
+    )
 
 
 def _finished(connection: sqlite3.Connection, first: int, count: int) -> Finished:

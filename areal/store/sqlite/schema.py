@@ -133,7 +133,17 @@ ALTER TABLE sessions ADD COLUMN excluded_because TEXT NOT NULL DEFAULT '';
 ALTER TABLE sessions ADD COLUMN deleted_at REAL;
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5)
+_VERSION_6 = """
+ALTER TABLE token_accounts ADD COLUMN interactions INTEGER NOT NULL DEFAULT 0;
+-- A session that was accounted for in tokens alone: its interactions are counted together, as trained where any token was.
+UPDATE token_accounts SET interactions = (SELECT count(*) FROM interactions i WHERE i.session_seq = token_accounts.session_seq)
+WHERE reason = (
+    SELECT b.reason FROM token_accounts b WHERE b.session_seq = token_accounts.session_seq
+    ORDER BY b.reason = '' AND b.tokens > 0 DESC, b.tokens DESC LIMIT 1
+);
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
 VERSION = len(MIGRATIONS)
 
 
@@ -154,6 +164,16 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def check_current(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises StoreError for a file that only `migrate` makes readable."""
+    version = _version(connection, path)
+    if version < VERSION:
+        raise StoreError(
+            f"the store {path} has schema version {version}, this release reads {VERSION}; `areal dashboard --run` brings a store "
+            "up to date when it opens it (not beside a run of the earlier release), or read it with that release"
+        )
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:

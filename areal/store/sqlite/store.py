@@ -17,8 +17,10 @@ from areal.store.sqlite.training import SqliteTraining
 class SqliteStore:
     """Store. Opening makes the file (mode 0600) and its tables if they are not there; `async with` closes it."""
 
-    def __init__(self, path: Path, clock: Callable[[], float], *, busy_timeout_s: float = 10.0) -> None:
-        self._database = Database(path, busy_timeout_s=busy_timeout_s)
+    def __init__(
+        self, path: Path, clock: Callable[[], float], *, busy_timeout_s: float = 10.0, read_only: bool = False
+    ) -> None:
+        self._database = Database(path, busy_timeout_s=busy_timeout_s, read_only=read_only)
         self.sessions: SessionStore = SqliteSessions(self._database, clock)
         self.training: TrainingStore = SqliteTraining(self._database, clock)
         self.registry: Registry = SqliteRegistry(self._database, clock)

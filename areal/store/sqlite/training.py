@@ -11,10 +11,11 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from areal.base.errors import Conflict, NotFound, ShapeError
-from areal.base.types import Counts, Limits, Session, Version
+from areal.base.errors import Conflict, NotFound
+from areal.base.types import Counts, Limits, Session, Share, Version
 from areal.store import codec
 from areal.store.admission import check_limits
+from areal.store.balance import check_shares
 from areal.store.base import EndedGroup
 from areal.store.sqlite import counts, exclusion, groups
 from areal.store.sqlite.database import Database
@@ -57,8 +58,8 @@ class SqliteTraining:
     async def drop(self, group_ids: Sequence[str], reason: str) -> None:
         await self._database.write(lambda connection: _drop(connection, group_ids, reason, self._clock()))
 
-    async def account(self, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
-        await self._database.write(lambda connection: _account(connection, session_id, trained, masked))
+    async def account(self, session_id: str, shares: Mapping[str, Share]) -> None:
+        await self._database.write(lambda connection: _account(connection, session_id, shares))
 
     async def version(self, label: int | None = None) -> Version | None:
         if label is None:
@@ -162,7 +163,7 @@ def _drop(connection: sqlite3.Connection, group_ids: Sequence[str], reason: str,
             groups.drop(connection, row["seq"], reason, now)
 
 
-def _account(connection: sqlite3.Connection, session_id: str, trained: int, masked: Mapping[str, int]) -> None:
+def _account(connection: sqlite3.Connection, session_id: str, shares: Mapping[str, Share]) -> None:
     session = connection.execute(
         "SELECT s.seq, s.drop_reason, g.dropped_at FROM sessions s JOIN task_groups g ON g.seq = s.group_seq WHERE s.id = ?",
         (session_id,),
@@ -170,19 +171,15 @@ def _account(connection: sqlite3.Connection, session_id: str, trained: int, mask
     if session is None:
         raise NotFound(f"no training session {session_id!r} to account for")
     recorded = connection.execute(
-        "SELECT coalesce(sum(output_tokens), 0) FROM interactions WHERE session_seq = ?", (session["seq"],)
-    ).fetchone()[0]
-    if trained + sum(masked.values()) != recorded or min(trained, *masked.values(), 0) < 0:
-        raise ShapeError(
-            f"session {session_id!r} recorded {recorded} tokens, but {trained} trained and {dict(masked)} masked do not add "
-            "up to them; every sampled token is trained or masked exactly once"
-        )
+        "SELECT coalesce(sum(output_tokens), 0), count(*) FROM interactions WHERE session_seq = ?", (session["seq"],)
+    ).fetchone()
+    check_shares(session_id, Share(*recorded), shares)
     if session["drop_reason"] is not None or session["dropped_at"] is not None:
         return  # all its tokens are counted as dropped
-    connection.execute("DELETE FROM token_accounts WHERE session_seq = ?", (session["seq"],))
+    groups.forget_accounts(connection, "session_seq = ?", session["seq"])
     connection.executemany(
-        "INSERT INTO token_accounts (session_seq, reason, tokens) VALUES (?, ?, ?)",
-        [(session["seq"], reason, tokens) for reason, tokens in {**masked, "": trained}.items()],
+        "INSERT INTO token_accounts (session_seq, reason, tokens, interactions) VALUES (?, ?, ?, ?)",
+        [(session["seq"], reason, share.tokens, share.interactions) for reason, share in shares.items()],
     )
 
 
@@ -194,11 +191,8 @@ def _release_after(connection: sqlite3.Connection, step: int, incarnation: str, 
         for where, values in ((lost, (step, incarnation)), (left, (incarnation,)))
         for row in connection.execute(f"SELECT seq FROM task_groups WHERE {where}", values).fetchall()
     ]
-    connection.execute(
-        "DELETE FROM token_accounts WHERE session_seq IN (SELECT s.seq FROM sessions s "
-        f"JOIN task_groups g ON g.seq = s.group_seq WHERE {lost})",
-        (step, incarnation),
-    )
+    for seq in handed_back:
+        groups.forget_accounts(connection, groups.MEMBERS, seq)
     released = connection.execute(
         f"UPDATE task_groups SET consumed_step = NULL, consumed_incarnation = NULL WHERE {lost}", (step, incarnation)
     )
