@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.store.postgres import Missing, PostgresServer, postgres_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,3 +37,13 @@ def device(request: pytest.FixtureRequest) -> str:
         if not torch.cuda.is_available():
             pytest.fail(f"--device {name} was asked for, but torch sees no GPU here")
     return name
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One real server for all tests that want it; skipped with the reason where there is none."""
+    try:
+        with postgres_server() as server:
+            yield server
+    except Missing as reason:
+        pytest.skip(str(reason))

@@ -1,8 +1,10 @@
 """What survives a crash: sessions, interactions, rewards, versions and what was trained. See base.py for the Protocol.
 
     async with await open_store("sqlite:///runs/areal/trial/store.sqlite") as store: ...
+    async with await open_store("postgresql://user:secret@host/areal?schema=trial") as store: ...
 
-Choose by URL scheme; every process of a run opens the same URL. No torch.
+Choose by URL scheme; every process of a run opens the same URL. sqlite.py serves one host and needs nothing, postgres.py several and
+needs `areal[postgres]`; sql/ is what both share. No torch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from pathlib import Path
 
 from areal.base.errors import ConfigError
 from areal.store.base import Store
-from areal.store.sqlite import SqliteStore
+from areal.store.sql.engine import Engine
+from areal.store.sql.store import SqlStore
+from areal.store.sqlite import SqliteEngine
 
 Clock = Callable[[], float]
 
@@ -29,22 +33,31 @@ async def open_store(url: str, *, clock: Clock = time.time, read_only: bool = Fa
     processes of a run or after it, changing nothing; every write raises StoreError.
 
     `sqlite:///PATH`: the text after the third slash is the path, literally (an absolute one makes it four slashes).
-    clock: seconds since the epoch; tests pass their own. Raises ConfigError for a URL that names no store, StoreError for
-    a file that cannot be used."""
-    scheme, separator, rest = url.partition("://")
-    if scheme in _COMING:
-        raise ConfigError(f"store {scheme!r}: {_COMING[scheme]}; use sqlite:///PATH")
-    if not separator or scheme not in _OPENERS:
-        raise ConfigError(f"unknown store {url!r}; known: {', '.join(f'{name}:///PATH' for name in _OPENERS)}")
-    return await asyncio.to_thread(_OPENERS[scheme], rest, clock, read_only)
+    `postgresql://...`: see postgres.py. clock: seconds since the epoch; tests pass their own. Raises ConfigError for a URL that
+    names no store or whose driver is missing, StoreError for a file or server that cannot be used."""
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in _ENGINES:
+        raise ConfigError(f"unknown store {scheme or url!r}; known: {', '.join(_KNOWN)}")
+    return await asyncio.to_thread(lambda: SqlStore(_ENGINES[scheme](url, read_only), clock))
 
 
-def _open_sqlite(rest: str, clock: Clock, read_only: bool) -> Store:
+def _sqlite(url: str, read_only: bool) -> Engine:
+    rest = url.partition("://")[2]
     path = rest.removeprefix("/")
     if not rest.startswith("/") or not path or path == ":memory:":
-        raise ConfigError(f"store URL 'sqlite://{rest}' names no file; write sqlite:///PATH")
-    return SqliteStore(Path(path), clock, read_only=read_only)
+        raise ConfigError(f"store URL {url!r} names no file; write sqlite:///PATH")
+    return SqliteEngine(Path(path), read_only=read_only)
 
 
-_OPENERS: dict[str, Callable[[str, Clock, bool], Store]] = {"sqlite": _open_sqlite}
-_COMING = dict.fromkeys(("postgres", "postgresql"), "a store for several hosts comes with the cluster store")
+def _postgres(url: str, read_only: bool) -> Engine:
+    try:
+        from areal.store.postgres import PostgresEngine
+    except ImportError as error:
+        raise ConfigError(
+            f"a Postgres store needs the psycopg driver ({error}): pip install 'areal[postgres]'"
+        ) from error
+    return PostgresEngine(url, read_only=read_only)
+
+
+_ENGINES: dict[str, Callable[[str, bool], Engine]] = {"sqlite": _sqlite, "postgresql": _postgres, "postgres": _postgres}
+_KNOWN = ("sqlite:///PATH", "postgresql://USER@HOST/DATABASE")

@@ -8,7 +8,7 @@
 dropped. Because consumed groups leave the sum, no version and no count of the past stands in the law, and a run that
 resumes at version 10 with an empty store has exactly the room of a fresh one. queue_size, where set, bounds running + accepted
 too, so that the queue of finished groups never grows beyond it. Pure: the store applies it inside the inserting
-transaction (sqlite/groups.py), readers apply it to derived counts.
+transaction (sql/groups.py), readers apply it to derived counts.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Token arrays are raw little-endian bytes (int32 ids and versions, float32 log-probs and masses, one byte per mask entry); messages,
 reply, tools and sampling are JSON. An old row stays readable: a field that a later release adds to a noun has a default there,
-and a field that it drops is skipped here. Layout changes beyond that are migrations (sqlite/schema.py). No I/O.
+and a field that it drops is skipped here. Layout changes beyond that are migrations (sql/schema.py). No I/O.
 """
 
 from __future__ import annotations

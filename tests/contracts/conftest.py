@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from areal.base.types import (
 )
 from areal.store import open_store, store_url
 from areal.store.base import Store
+from tests.store.postgres import PostgresServer
 
 LIMITS = Limits(max_concurrent=4, max_lag=0, batch_groups=4)
 
@@ -37,8 +39,8 @@ class House:
 
     limits = LIMITS
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self.store, self.clock, self.keys = store, clock, 0
+    def __init__(self, store: Store, clock: Clock, url: str) -> None:
+        self.store, self.clock, self.url, self.keys = store, clock, url, 0
         self.sessions, self.training = store.sessions, store.training
 
     def request(self, task: str = "task", **more: object) -> SessionRequest:
@@ -81,22 +83,31 @@ class House:
         )
 
 
-URLS = {"sqlite": lambda folder: store_url(folder / "store.sqlite")}
+KINDS = ("sqlite", "postgres")
+NUMBERS = itertools.count()
 
 
-@pytest.fixture(params=URLS)
+def new_store(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """The URL of a store of this kind that nobody has opened."""
+    if kind == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        return server.url(f"contract_{next(NUMBERS)}")
+    return store_url(folder / "store.sqlite")
+
+
+@pytest.fixture(params=KINDS)
 async def empty_house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
     """A store that nobody has published limits to."""
     clock = Clock()
-    async with await open_store(URLS[request.param](tmp_path), clock=clock) as store:
-        yield House(store, clock)
+    url = new_store(request.param, request, tmp_path)
+    async with await open_store(url, clock=clock) as store:
+        yield House(store, clock, url)
 
 
 @pytest.fixture
-def reopen(empty_house: House, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Awaitable[Store]]:
+def reopen(empty_house: House) -> Callable[..., Awaitable[Store]]:
     """Opens the same store once more."""
-    url = URLS[request.node.callspec.params["empty_house"]](tmp_path)
-    return lambda **how: open_store(url, clock=empty_house.clock, **how)
+    return lambda **how: open_store(empty_house.url, clock=empty_house.clock, **how)
 
 
 @pytest.fixture

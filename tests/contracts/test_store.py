@@ -85,7 +85,7 @@ async def test_T111_ids_are_data(house: Any, tmp_path: Path) -> None:
     for bad in ("", "x" * 513, "x" * 5000, "a\0b", "\ud800"):
         with pytest.raises(BadRequest, match="task_id"):
             await house.begin(bad)
-    assert {path.name.split("-")[0] for path in tmp_path.iterdir()} == {"store.sqlite"}
+    assert {path.name.split("-")[0] for path in tmp_path.iterdir()} <= {"store.sqlite"}
 
 
 async def test_tags_and_worker_are_kept(house: Any) -> None:
@@ -352,13 +352,14 @@ async def test_a_cancelled_caller_spoils_nothing(house: Any) -> None:
     [
         ("mysql://x/y", "known: sqlite"),
         ("store.sqlite", "known: sqlite"),
-        ("postgres://host/db", "several hosts"),
-        ("postgresql://host/db", "several hosts"),
+        ("postgres://u:geheim@host/db?schema=Not+plain", "not a plain name"),
+        ("postgresql://u:geheim@host:port:port/db?nonsense=1", "no Postgres URL"),
         ("sqlite:///", "names no file"),
         ("sqlite://host/x", "names no file"),
         ("sqlite:///:memory:", "names no file"),
     ],
 )
 async def test_a_url_that_is_no_store_is_refused(url: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(ConfigError, match=sentence) as refusal:
         await open_store(url)
+    assert "geheim" not in str(refusal.value)

@@ -16,13 +16,14 @@ import pytest
 from areal.base.errors import NotFound, StoreError
 from areal.base.types import Limits, SessionRequest, WorkerInfo
 from areal.store import open_store, store_url
-from areal.store.sqlite.database import Database
-from areal.store.sqlite.schema import APPLICATION_ID, VERSION
+from areal.store.sql.database import Database
+from areal.store.sql.schema import VERSION
+from areal.store.sqlite import APPLICATION_ID, SqliteEngine
 
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(tmp_path / "d.sqlite", busy_timeout_s=0.2)
+    database = Database(SqliteEngine(tmp_path / "d.sqlite", busy_timeout_s=0.2))
     yield database
     await database.close()
 
@@ -37,14 +38,14 @@ def names(connection: sqlite3.Connection) -> set[str]:
 
 async def test_the_files_are_for_their_owner_alone(database: Database) -> None:
     await database.write(put("a"))
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in database.path.parent.iterdir()}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in database.engine.path.parent.iterdir()}
     assert modes == {"d.sqlite": 0o600, "d.sqlite-wal": 0o600, "d.sqlite-shm": 0o600}
 
 
 async def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
     path = tmp_path / "d.sqlite"
     path.touch(0o644)
-    await Database(path).close()
+    await Database(SqliteEngine(path)).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -87,14 +88,14 @@ async def test_many_writes_share_a_commit(database: Database) -> None:
 
     first = asyncio.ensure_future(database.write(slow))
     await asyncio.to_thread(inside.wait, 10)
-    before = commits(database.path)
+    before = commits(database.engine.path)
     others = [asyncio.ensure_future(database.write(put(f"k{n}"))) for n in range(40)]
     await asyncio.sleep(0)
     assert await database.read(names) == set()  # a reader waits for nobody: it sees the last commit
     go.set()
     await asyncio.gather(first, *others)
     assert await database.read(names) == {f"k{n}" for n in range(40)}
-    assert commits(database.path) < before + 5, "40 inserts share commits"
+    assert commits(database.engine.path) < before + 5, "40 inserts share commits"
 
 
 def commits(path: Path) -> int:
@@ -104,7 +105,7 @@ def commits(path: Path) -> int:
 
 
 async def test_closing_commits_what_is_queued(tmp_path: Path) -> None:
-    database = Database(tmp_path / "d.sqlite")
+    database = Database(SqliteEngine(tmp_path / "d.sqlite"))
     writes = [asyncio.ensure_future(database.write(put(f"k{n}"))) for n in range(200)]
     await asyncio.sleep(0)
     await database.close()
@@ -113,7 +114,7 @@ async def test_closing_commits_what_is_queued(tmp_path: Path) -> None:
     for call in (database.write, database.read):
         with pytest.raises(StoreError, match="is closed"):
             await call(names)
-    again = Database(tmp_path / "d.sqlite")
+    again = Database(SqliteEngine(tmp_path / "d.sqlite"))
     assert len(await again.read(names)) == 200
     await again.close()
 
@@ -125,7 +126,7 @@ async def test_readers_cannot_write_and_see_one_snapshot(database: Database) -> 
 
 
 async def test_a_lock_held_too_long_is_named_and_passes(database: Database) -> None:
-    other = sqlite3.connect(database.path, isolation_level=None)
+    other = sqlite3.connect(database.engine.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     results = await asyncio.gather(database.write(put("a")), database.write(put("b")), return_exceptions=True)
     assert all(isinstance(result, StoreError) and result.status == 503 for result in results)
@@ -154,7 +155,7 @@ def test_a_full_disk_loses_nothing_and_passes(tmp_path: Path) -> None:
 
 async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "d.sqlite"
-    await Database(path).close()
+    await Database(SqliteEngine(path)).close()
     with sqlite3.connect(path) as file:
         file.execute(f"PRAGMA user_version = {VERSION + 1}")
     file.close()
@@ -190,7 +191,7 @@ async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 async def test_processes_that_open_a_new_file_at_once_agree(tmp_path: Path) -> None:
     path = tmp_path / "d.sqlite"
-    opened = await asyncio.gather(*(asyncio.to_thread(Database, path) for _ in range(8)))
+    opened = await asyncio.gather(*(asyncio.to_thread(Database, SqliteEngine(path)) for _ in range(8)))
     await asyncio.gather(*(one.write(put(f"k{n}")) for n, one in enumerate(opened)))
     assert len(await opened[0].read(names)) == 8
     await asyncio.gather(*(one.close() for one in opened))

@@ -12,7 +12,8 @@ from areal.base.errors import StoreError
 from areal.base.types import Completion, Fork, Interaction, Limits, Message, SessionRequest
 from areal.store import codec, open_store, store_url
 from areal.store.balance import Amounts
-from areal.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
+from areal.store.sql.schema import MIGRATIONS, VERSION
+from areal.store.sqlite import APPLICATION_ID
 
 
 def interaction(session_id: str, name: str, request_id: str = "") -> Interaction:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Share, Version
-from areal.store.sqlite import sessions, training
-from areal.store.sqlite.database import Database
-from areal.store.sqlite.groups import overdue, settle_overdue
-from areal.store.sqlite.training import SqliteTraining
+from areal.store.sql import sessions, training
+from areal.store.sql.database import Database
+from areal.store.sql.groups import overdue, settle_overdue
+from areal.store.sql.training import SqlTraining
+from areal.store.sqlite import SqliteEngine
 
 
 @pytest.fixture
@@ -23,8 +24,8 @@ def statements() -> set[str]:
 
 @pytest.fixture
 async def connection(tmp_path: Path, statements: set[str]) -> sqlite3.Connection:
-    database = Database(tmp_path / "d.sqlite")
-    await SqliteTraining(database, lambda: 0.0).set_limits(Limits(4, 0, 4))
+    database = Database(SqliteEngine(tmp_path / "d.sqlite"))
+    await SqlTraining(database, lambda: 0.0).set_limits(Limits(4, 0, 4))
     await database.close()
     connection = sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)
     connection.row_factory = sqlite3.Row

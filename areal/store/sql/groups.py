@@ -11,13 +11,13 @@ is dropped. Plain functions on a connection that holds the write lock; sessions.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 
 from areal.base.errors import NoCapacity, Unavailable
 from areal.base.types import Limits, Purpose
 from areal.store.admission import survivors_needed, tightest
 from areal.store.codec import from_json
+from areal.store.sql.engine import Connection
 
 RUNNING = "accepted_at IS NULL AND dropped_at IS NULL"
 WAITING = "accepted_at IS NOT NULL AND consumed_step IS NULL AND dropped_at IS NULL"
@@ -33,12 +33,12 @@ class Place:
     sample: int
 
 
-def read_limits(connection: sqlite3.Connection) -> Limits | None:
+def read_limits(connection: Connection) -> Limits | None:
     row = connection.execute("SELECT value FROM settings WHERE name = 'limits'").fetchone()
     return None if row is None else from_json(row["value"], Limits)
 
 
-def open_limits(connection: sqlite3.Connection, purpose: Purpose) -> Limits:
+def open_limits(connection: Connection, purpose: Purpose) -> Limits:
     """The published limits. Raises Unavailable before there are any, and while the run drains: then only evaluation,
     which the run itself asks for at its end, still starts."""
     limits = read_limits(connection)
@@ -51,14 +51,14 @@ def open_limits(connection: sqlite3.Connection, purpose: Purpose) -> Limits:
     return limits
 
 
-def occupancy(connection: sqlite3.Connection) -> tuple[int, int]:
+def occupancy(connection: Connection) -> tuple[int, int]:
     """(running, accepted and waiting) groups."""
     running = connection.execute(f"SELECT count(*) FROM task_groups WHERE {RUNNING}").fetchone()[0]
     waiting = connection.execute(f"SELECT count(*) FROM task_groups WHERE {WAITING}").fetchone()[0]
     return int(running), int(waiting)
 
 
-def join(connection: sqlite3.Connection, task_id: str, limits: Limits, now: float) -> Place:
+def join(connection: Connection, task_id: str, limits: Limits, now: float) -> Place:
     """The next free sample of this task's newest group if that still fills, else sample 0 of a new group."""
     newest = connection.execute(
         f"SELECT seq, n_samples FROM task_groups WHERE task_id = ? AND {RUNNING} AND deadline > ? ORDER BY seq DESC LIMIT 1",
@@ -72,14 +72,13 @@ def join(connection: sqlite3.Connection, task_id: str, limits: Limits, now: floa
     if bound.free <= 0:
         raise NoCapacity(bound.used, bound.limit)
     opened = connection.execute(
-        "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline) VALUES (?, ?, ?, ?)",
+        "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline) VALUES (?, ?, ?, ?) RETURNING seq",
         (task_id, limits.n_samples, now, now + limits.group_timeout_s),
     )
-    assert opened.lastrowid is not None
-    return Place(opened.lastrowid, 0)
+    return Place(opened.fetchone()["seq"], 0)
 
 
-def next_attempt(connection: sqlite3.Connection, task_id: str) -> int:
+def next_attempt(connection: Connection, task_id: str) -> int:
     """How many tries of this task came before: a client that trains on one task id again and again must not be sampled the
     same tokens each time, and a try that comes again in the place of a dropped one (a resume) must be."""
     newest = connection.execute(
@@ -90,7 +89,7 @@ def next_attempt(connection: sqlite3.Connection, task_id: str) -> int:
     return 0 if newest is None else int(newest["attempt"]) + 1
 
 
-def settle(connection: sqlite3.Connection, group_seq: int, now: float) -> None:
+def settle(connection: Connection, group_seq: int, now: float) -> None:
     """Accept or drop the group if nothing is left to wait for. A group that is settled already stays as it is."""
     group = connection.execute(
         f"SELECT n_samples, deadline FROM task_groups WHERE seq = ? AND {RUNNING}", (group_seq,)
@@ -115,7 +114,7 @@ def settle(connection: sqlite3.Connection, group_seq: int, now: float) -> None:
         drop(connection, group_seq, _why_too_few(connection, group_seq), now)
 
 
-def settle_again(connection: sqlite3.Connection, group_seq: int, now: float) -> None:
+def settle_again(connection: Connection, group_seq: int, now: float) -> None:
     """After a session that had ended well was taken out: a waiting group with too few left is dropped."""
     settle(connection, group_seq, now)
     waiting = connection.execute(
@@ -127,12 +126,12 @@ def settle_again(connection: sqlite3.Connection, group_seq: int, now: float) -> 
         drop(connection, group_seq, _why_too_few(connection, group_seq), now)
 
 
-def settle_overdue(connection: sqlite3.Connection, now: float) -> None:
+def settle_overdue(connection: Connection, now: float) -> None:
     for row in overdue(connection, now):
         settle(connection, row, now)
 
 
-def overdue(connection: sqlite3.Connection, now: float) -> list[int]:
+def overdue(connection: Connection, now: float) -> list[int]:
     """Running groups past their deadline."""
     rows = connection.execute(
         f"SELECT seq FROM task_groups WHERE {RUNNING} AND deadline <= ? ORDER BY deadline", (now,)
@@ -140,21 +139,21 @@ def overdue(connection: sqlite3.Connection, now: float) -> list[int]:
     return [row["seq"] for row in rows.fetchall()]
 
 
-def forget_accounts(connection: sqlite3.Connection, which: str, number: int) -> None:
+def forget_accounts(connection: Connection, which: str, number: int) -> None:
     """The step that wrote them does not train what they are about."""
     connection.execute(f"DELETE FROM token_accounts WHERE {which}", (number,))
 
 
-def drop(connection: sqlite3.Connection, group_seq: int, reason: str, now: float) -> None:
+def drop(connection: Connection, group_seq: int, reason: str, now: float) -> None:
     forget_accounts(connection, MEMBERS, group_seq)
     connection.execute("UPDATE task_groups SET dropped_at = ?, drop_reason = ? WHERE seq = ?", (now, reason, group_seq))
 
 
-def _begun(connection: sqlite3.Connection, group_seq: int) -> int:
+def _begun(connection: Connection, group_seq: int) -> int:
     return int(connection.execute("SELECT count(*) FROM sessions WHERE group_seq = ?", (group_seq,)).fetchone()[0])
 
 
-def _why_too_few(connection: sqlite3.Connection, group_seq: int) -> str:
+def _why_too_few(connection: Connection, group_seq: int) -> str:
     """The one reason all its sessions failed for, else that too few are left."""
     rows = connection.execute(
         "SELECT DISTINCT coalesce(drop_reason, '') AS reason FROM sessions WHERE group_seq = ?", (group_seq,)

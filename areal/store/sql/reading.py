@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 from areal.base.types import Share, Version
 from areal.store import codec
 from areal.store.balance import Balance, Line, balance
 from areal.store.base import Finished, SessionSummary
-from areal.store.sqlite import counts
-from areal.store.sqlite.database import Database
-from areal.store.sqlite.sessions import SESSION, group_id, to_session
+from areal.store.sql import counts
+from areal.store.sql.database import Database
+from areal.store.sql.engine import Connection, Row
+from areal.store.sql.sessions import SESSION, group_id, to_session
 
 _SUMMARY = SESSION.replace(
     "SELECT s.*,",
     """SELECT s.*,
     (SELECT coalesce(sum(output_tokens), 0) FROM interactions i WHERE i.session_seq = s.seq) AS recorded,
     (SELECT sum(reward) FROM interactions i WHERE i.session_seq = s.seq) AS total_reward,
-    (SELECT json_group_object(reason, tokens) FROM token_accounts a WHERE a.session_seq = s.seq) AS account,
     g.accepted_at AS group_accepted_at, g.drop_reason AS group_drop_reason, g.consumed_step AS group_step,
     g.taken_step AS taken_step,""",
 ).replace("FROM sessions s", "FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq")
+_ACCOUNTS = "SELECT session_seq, reason, tokens FROM token_accounts WHERE session_seq IN"
 
 _LINES = """
 SELECT s.id, s.group_seq, s.ending, s.drop_reason, g.accepted_at, g.consumed_step, g.drop_reason AS group_drop_reason, v.label,
-    coalesce(i.interactions, 0) AS interactions, coalesce(i.tokens, 0) AS tokens, coalesce(i.rewards, 0) AS rewards, a.account
+    coalesce(i.interactions, 0) AS interactions, coalesce(i.tokens, 0) AS tokens, coalesce(i.rewards, 0) AS rewards,
+    a.reason, a.tokens AS share_tokens, a.interactions AS share_interactions
 FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq
 LEFT JOIN versions v ON v.step = g.consumed_step AND v.incarnation = g.consumed_incarnation
 LEFT JOIN (
     SELECT session_seq, count(*) AS interactions, sum(output_tokens) AS tokens, count(reward) AS rewards
     FROM interactions GROUP BY session_seq
 ) i ON i.session_seq = s.seq
-LEFT JOIN (
-    SELECT session_seq, json_group_object(reason, json_array(tokens, interactions)) AS account
-    FROM token_accounts GROUP BY session_seq
-) a ON a.session_seq = s.seq
-ORDER BY s.group_seq, s.sample
+LEFT JOIN token_accounts a ON a.session_seq = s.seq
+ORDER BY s.group_seq, s.sample, s.seq
 """
 
 
-class SqliteReading:
+class SqlReading:
     """Reading."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def recent(self, limit: int = 100, *, running: bool | None = None) -> tuple[SessionSummary, ...]:
-        where = {None: "1", True: "s.ending IS NULL", False: "s.ending IS NOT NULL"}[running]
+        where = {None: "s.seq > 0", True: "s.ending IS NULL", False: "s.ending IS NOT NULL"}[running]
         return await self._database.read(
             lambda connection: _summaries(connection, f"WHERE {where} ORDER BY s.seq DESC LIMIT ?", limit)
         )
@@ -57,12 +57,13 @@ class SqliteReading:
         return found[0] if found else None
 
     async def tagged(self, tags: Mapping[str, str]) -> tuple[str, ...]:
-        each = "EXISTS (SELECT 1 FROM json_each(s.tags) WHERE key = ? AND value = ?)"
-        query = f"SELECT s.id FROM sessions s WHERE {' AND '.join([each] * len(tags)) or '0'} ORDER BY s.seq"
-        values = [word for pair in tags.items() for word in pair]
-        return await self._database.read(
-            lambda connection: tuple(row["id"] for row in connection.execute(query, values).fetchall())
-        )
+        wanted = tags.items()
+
+        def read(connection: Connection) -> tuple[str, ...]:
+            rows = connection.execute("SELECT id, tags FROM sessions WHERE tags <> '{}' ORDER BY seq")
+            return tuple(row["id"] for row in rows if wanted <= codec.from_json(row["tags"], dict[str, str]).items())
+
+        return await self._database.read(read) if tags else ()
 
     async def dropped_sessions(self) -> dict[str, int]:
         return await self._database.read(
@@ -83,23 +84,27 @@ class SqliteReading:
         )
 
     async def balance(self) -> Balance:
-        return await self._database.read(
-            lambda connection: balance(map(_line, connection.execute(_LINES)), counts.read(connection))
-        )
+        return await self._database.read(lambda connection: balance(_lines(connection), counts.read(connection)))
 
     async def finished(self, first: int, count: int) -> Finished:
         return await self._database.read(lambda connection: _finished(connection, first, count))
 
     async def versions(self, limit: int = 100) -> tuple[Version, ...]:
-        def read(connection: sqlite3.Connection) -> tuple[Version, ...]:
+        def read(connection: Connection) -> tuple[Version, ...]:
             rows = connection.execute("SELECT * FROM versions ORDER BY label DESC LIMIT ?", (limit,))
             return tuple(Version(row["label"], row["step"], row["incarnation"]) for row in rows.fetchall())
 
         return await self._database.read(read)
 
 
-def _line(row: sqlite3.Row) -> Line:
-    account = codec.from_json(row["account"] or "{}", dict[str, tuple[int, int]])
+def _lines(connection: Connection) -> Iterator[Line]:
+    for _, rows in groupby(connection.execute(_LINES), key=lambda row: row["id"]):
+        yield _line(list(rows))
+
+
+def _line(rows: list[Row]) -> Line:
+    """A session's rows: one for each share of its account, or one alone."""
+    row = rows[0]
     return Line(
         session_id=row["id"],
         group_id="" if row["group_seq"] is None else group_id(row["group_seq"]),
@@ -111,25 +116,32 @@ def _line(row: sqlite3.Row) -> Line:
         group_drop_reason=row["group_drop_reason"] or "",
         rewarded=row["rewards"] > 0,
         recorded=Share(row["tokens"], row["interactions"]),
-        account={reason: Share(*share) for reason, share in account.items()},
+        account={
+            each["reason"]: Share(each["share_tokens"], each["share_interactions"])
+            for each in rows
+            if each["reason"] is not None
+        },
     )
 
 
-def _finished(connection: sqlite3.Connection, first: int, count: int) -> Finished:
+def _finished(connection: Connection, first: int, count: int) -> Finished:
     sessions, tokens, reward = connection.execute(
         "SELECT count(*), coalesce(sum(tokens), 0), avg(reward) FILTER (WHERE drop_reason IS NULL) FROM ("
         "SELECT s.drop_reason, sum(i.output_tokens) AS tokens, coalesce(sum(i.reward), 0.0) AS reward "
         "FROM (SELECT seq FROM task_groups WHERE coalesce(accepted_at, dropped_at) IS NOT NULL "
         "ORDER BY coalesce(accepted_at, dropped_at), seq LIMIT ? OFFSET ?) g "
         "JOIN sessions s ON s.group_seq = g.seq LEFT JOIN interactions i ON i.session_seq = s.seq "
-        "WHERE s.ending IS NOT NULL GROUP BY s.seq)",
+        "WHERE s.ending IS NOT NULL GROUP BY s.seq) AS ended",
         (count, first),
     ).fetchone()
     return Finished(sessions, tokens, reward)
 
 
-def _summaries(connection: sqlite3.Connection, rest: str, value: str | int) -> tuple[SessionSummary, ...]:
-    rows = connection.execute(f"{_SUMMARY} {rest}", (value,))
+def _summaries(connection: Connection, rest: str, value: str | int) -> tuple[SessionSummary, ...]:
+    rows = connection.execute(f"{_SUMMARY} {rest}", (value,)).fetchall()
+    accounts: dict[int, dict[str, int]] = defaultdict(dict)
+    for row in connection.execute(f"{_ACCOUNTS} (SELECT s.seq FROM sessions s {rest})", (value,)):
+        accounts[row["session_seq"]][row["reason"]] = row["tokens"]
     return tuple(
         SessionSummary(
             session=to_session(row),
@@ -137,13 +149,13 @@ def _summaries(connection: sqlite3.Connection, rest: str, value: str | int) -> t
             reward=row["total_reward"],
             fate=_fate(row) + (", content deleted" if row["deleted_at"] is not None else ""),
             drop_reason=_drop_reason(row),
-            account=codec.from_json(row["account"], dict[str, int]) if row["group_step"] is not None else {},
+            account=accounts[row["seq"]] if row["group_step"] is not None else {},
         )
-        for row in rows.fetchall()
+        for row in rows
     )
 
 
-def _fate(row: sqlite3.Row) -> str:
+def _fate(row: Row) -> str:
     if row["ending"] is None:
         return "running"
     if row["purpose"] == "eval":
@@ -158,10 +170,10 @@ def _fate(row: sqlite3.Row) -> str:
     return "accepted" if row["group_accepted_at"] is not None else "waiting for its group"
 
 
-def _drop_reason(row: sqlite3.Row) -> str:
+def _drop_reason(row: Row) -> str:
     """Of a session that has ended, or whose group was dropped while it ran."""
     return str(row["drop_reason"] or row["group_drop_reason"] or "")
 
 
-def _tally(connection: sqlite3.Connection, query: str) -> dict[str, int]:
+def _tally(connection: Connection, query: str) -> dict[str, int]:
     return dict(connection.execute(query).fetchall())

@@ -11,10 +11,9 @@ the session counts as excluded. Used by sessions.py and training.py.
 
 from __future__ import annotations
 
-import sqlite3
-
 from areal.base.errors import Conflict
-from areal.store.sqlite import groups
+from areal.store.sql import groups
+from areal.store.sql.engine import Connection, Row
 
 _STATE = (
     "SELECT s.seq, s.group_seq, s.drop_reason, g.taken_step, g.consumed_step "
@@ -22,7 +21,7 @@ _STATE = (
 )
 
 
-def exclude(connection: sqlite3.Connection, session_id: str, because: str, now: float, *, delete: bool) -> None:
+def exclude(connection: Connection, session_id: str, because: str, now: float, *, delete: bool) -> None:
     """Of a session that has ended. delete: remove its content too, whatever became of it."""
     row = connection.execute(_STATE, (session_id,)).fetchone()
     too_late = None if row["drop_reason"] is not None else _step_that_has_it(row)
@@ -38,7 +37,7 @@ def exclude(connection: sqlite3.Connection, session_id: str, because: str, now: 
         _delete_content(connection, row["seq"], now)
 
 
-def forget_again(connection: sqlite3.Connection, lost_groups: list[int], now: float) -> None:
+def forget_again(connection: Connection, lost_groups: list[int], now: float) -> None:
     """Groups that wait again after their step was lost: their deleted sessions have nothing left to train on."""
     for group_seq in lost_groups:
         deleted = connection.execute(
@@ -49,13 +48,13 @@ def forget_again(connection: sqlite3.Connection, lost_groups: list[int], now: fl
             _leave_out(connection, row["seq"], group_seq, now)
 
 
-def _step_that_has_it(row: sqlite3.Row) -> str | None:
+def _step_that_has_it(row: Row) -> str | None:
     if row["consumed_step"] is not None:
         return f"was trained at step {row['consumed_step']}"
     return None if row["taken_step"] is None else f"is being trained by step {row['taken_step']}"
 
 
-def _leave_out(connection: sqlite3.Connection, session_seq: int, group_seq: int | None, now: float) -> None:
+def _leave_out(connection: Connection, session_seq: int, group_seq: int | None, now: float) -> None:
     if group_seq is None:
         return  # an evaluation is never a candidate
     connection.execute(
@@ -65,7 +64,7 @@ def _leave_out(connection: sqlite3.Connection, session_seq: int, group_seq: int 
     groups.settle_again(connection, group_seq, now)
 
 
-def _delete_content(connection: sqlite3.Connection, session_seq: int, now: float) -> None:
+def _delete_content(connection: Connection, session_seq: int, now: float) -> None:
     connection.execute(
         "DELETE FROM recordings WHERE seq IN (SELECT seq FROM interactions WHERE session_seq = ?)", (session_seq,)
     )

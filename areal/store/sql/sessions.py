@@ -1,4 +1,4 @@
-"""Sessions and what they recorded (`SessionStore`), on one SQLite file.
+"""Sessions and what they recorded (`SessionStore`).
 
 Every method that writes is one operation of Database.write: committed when it returns, undone alone when it raises. The
 functions below the class run inside the transaction; those of groups.py decide when a group is complete.
@@ -6,7 +6,6 @@ functions below the class run inside the transaction; those of groups.py decide 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +13,9 @@ from areal.base.errors import BadRequest, Conflict, InvalidKey, NotFound
 from areal.base.types import Ending, Interaction, Session, SessionRequest, Tag
 from areal.store import codec
 from areal.store.base import LARGEST_REWARD
-from areal.store.sqlite import exclusion, groups
-from areal.store.sqlite.database import Database
+from areal.store.sql import exclusion, groups
+from areal.store.sql.database import Database
+from areal.store.sql.engine import Connection, Row
 
 LONGEST_ID = 512  # characters of a task or request id; ids are data, never paths
 
@@ -27,7 +27,7 @@ _NOT_THE_LAST = frozenset({"side_request", "superseded", "aborted"})
 
 _INSERT_FACTS = (
     f"INSERT INTO interactions (session_seq, {', '.join(codec.FACTS)}) "
-    f"VALUES (:session_seq, {', '.join(':' + name for name in codec.FACTS)})"
+    f"VALUES (:session_seq, {', '.join(':' + name for name in codec.FACTS)}) RETURNING seq"
 )
 _INSERT_RECORDING = (
     f"INSERT INTO recordings (seq, {', '.join(codec.RECORDING)}) "
@@ -35,7 +35,7 @@ _INSERT_RECORDING = (
 )
 
 
-class SqliteSessions:
+class SqlSessions:
     """SessionStore. `clock` returns seconds since the epoch."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -87,14 +87,14 @@ class SqliteSessions:
             lambda connection: _exclude(connection, session_id, because, delete, self._clock())
         )
         if delete:
-            await self._database.empty_log()
+            await self._database.scrub()
         return session
 
     async def interactions(self, session_id: str) -> tuple[Interaction, ...]:
         return await self._database.read(lambda connection: read_interactions(connection, session_id))
 
     async def touch(self, session_id: str) -> None:
-        def touch(connection: sqlite3.Connection) -> None:
+        def touch(connection: Connection) -> None:
             _touch(connection, _running(connection, session_id)["seq"], self._clock())
 
         await self._database.write(touch)
@@ -106,7 +106,7 @@ class SqliteSessions:
         if not idle:
             return ()
 
-        def expire(connection: sqlite3.Connection) -> tuple[Session, ...]:
+        def expire(connection: Connection) -> tuple[Session, ...]:
             # Once more under the lock: a call may have touched one of them since the look above.
             still = _idle(connection, idle_since, set(busy), worker)
             return tuple(_end(connection, session_id, "expired", self._clock()) for session_id in still)
@@ -117,7 +117,7 @@ class SqliteSessions:
 # -- inside the transaction ------------------------------------------------------------------------
 
 
-def _begin(connection: sqlite3.Connection, request: SessionRequest, now: float) -> Session:
+def _begin(connection: Connection, request: SessionRequest, now: float) -> Session:
     if request.request_id is not None:
         again = _one(connection, "WHERE s.request_id = ?", request.request_id)
         if again is not None:
@@ -156,7 +156,7 @@ def _begin(connection: sqlite3.Connection, request: SessionRequest, now: float) 
     return _must_get(connection, session_id)
 
 
-def _free_id(connection: sqlite3.Connection, task_id: str) -> tuple[str, int]:
+def _free_id(connection: Connection, task_id: str) -> tuple[str, int]:
     """The task id, else it with the next suffix that no session has ("a-1" may be another task's own name)."""
     newest = connection.execute("SELECT max(suffix) FROM sessions WHERE task_id = ?", (task_id,)).fetchone()[0]
     suffix = 0 if newest is None else newest + 1
@@ -167,9 +167,7 @@ def _free_id(connection: sqlite3.Connection, task_id: str) -> tuple[str, int]:
         suffix += 1
 
 
-def _add(
-    connection: sqlite3.Connection, session_id: str, facts: dict[str, Any], recording: dict[str, Any], now: float
-) -> None:
+def _add(connection: Connection, session_id: str, facts: dict[str, Any], recording: dict[str, Any], now: float) -> None:
     known = connection.execute(
         "SELECT s.id FROM interactions i JOIN sessions s ON s.seq = i.session_seq WHERE i.id = ?", (facts["id"],)
     ).fetchone()
@@ -178,12 +176,12 @@ def _add(
             raise Conflict(f"interaction id {facts['id']!r} belongs to session {known['id']!r}; ids are used once")
         return
     session = _running(connection, session_id)
-    row = connection.execute(_INSERT_FACTS, {"session_seq": session["seq"], **facts})
-    connection.execute(_INSERT_RECORDING, {"seq": row.lastrowid, **recording})
+    row = connection.execute(_INSERT_FACTS, {"session_seq": session["seq"], **facts}).fetchone()
+    connection.execute(_INSERT_RECORDING, {"seq": row["seq"], **recording})
     _touch(connection, session["seq"], now)
 
 
-def _tag(connection: sqlite3.Connection, interaction_id: str, tag: Tag) -> None:
+def _tag(connection: Connection, interaction_id: str, tag: Tag) -> None:
     row = connection.execute("SELECT seq, tags FROM interactions WHERE id = ?", (interaction_id,)).fetchone()
     if row is None:
         raise NotFound(f"no interaction {interaction_id!r}; use the id of an answer")
@@ -192,9 +190,7 @@ def _tag(connection: sqlite3.Connection, interaction_id: str, tag: Tag) -> None:
         connection.execute("UPDATE interactions SET tags = ? WHERE seq = ?", (codec.to_json([*tags, tag]), row["seq"]))
 
 
-def _reward(
-    connection: sqlite3.Connection, session_id: str, reward: float, interaction_id: str | None, now: float
-) -> str:
+def _reward(connection: Connection, session_id: str, reward: float, interaction_id: str | None, now: float) -> str:
     session = _running(connection, session_id)
     rows = connection.execute(
         "SELECT seq, id, tags FROM interactions WHERE session_seq = ? ORDER BY seq DESC", (session["seq"],)
@@ -219,7 +215,7 @@ def _reward(
     return name
 
 
-def _end(connection: sqlite3.Connection, session_id: str, ending: Ending, now: float) -> Session:
+def _end(connection: Connection, session_id: str, ending: Ending, now: float) -> Session:
     session = _must_get(connection, session_id)
     if session.ending is not None:
         return session
@@ -233,7 +229,7 @@ def _end(connection: sqlite3.Connection, session_id: str, ending: Ending, now: f
     return _must_get(connection, session_id)
 
 
-def _why_dropped(connection: sqlite3.Connection, session: sqlite3.Row, ending: Ending) -> str | None:
+def _why_dropped(connection: Connection, session: Row, ending: Ending) -> str | None:
     """Why a session that ends like this is never trained; None for one that is (settled 9)."""
     if session["purpose"] == "eval":
         return None  # never a candidate for training, so never dropped from it
@@ -252,31 +248,34 @@ def _why_dropped(connection: sqlite3.Connection, session: sqlite3.Row, ending: E
     return "late" if settled else None  # its group went on without it
 
 
-def _exclude(connection: sqlite3.Connection, session_id: str, because: str, delete: bool, now: float) -> Session:
+def _exclude(connection: Connection, session_id: str, because: str, delete: bool, now: float) -> Session:
     if _must_get(connection, session_id).ending is None:
         _end(connection, session_id, "excluded", now)
     exclusion.exclude(connection, session_id, because, now, delete=delete)
     return _must_get(connection, session_id)
 
 
-def _idle(connection: sqlite3.Connection, idle_since: float, busy: set[str], worker: str | None) -> list[str]:
+def _idle(connection: Connection, idle_since: float, busy: set[str], worker: str | None) -> list[str]:
     rows = connection.execute(
-        "SELECT id FROM sessions WHERE ending IS NULL AND last_active_at < ?1 AND coalesce(?2, worker) = worker ORDER BY last_active_at",
+        "SELECT id FROM sessions WHERE ending IS NULL AND last_active_at < ? AND coalesce(?, worker) = worker "
+        "ORDER BY last_active_at",
         (idle_since, worker),
     )
     return [row["id"] for row in rows.fetchall() if row["id"] not in busy]
 
 
-def _touch(connection: sqlite3.Connection, session_seq: int, now: float) -> None:
-    connection.execute("UPDATE sessions SET last_active_at = max(last_active_at, ?) WHERE seq = ?", (now, session_seq))
+def _touch(connection: Connection, session_seq: int, now: float) -> None:
+    connection.execute(
+        "UPDATE sessions SET last_active_at = ? WHERE seq = ? AND last_active_at < ?", (now, session_seq, now)
+    )
 
 
 # -- rows to nouns ---------------------------------------------------------------------------------
 
 
-def _running(connection: sqlite3.Connection, session_id: str) -> sqlite3.Row:
+def _running(connection: Connection, session_id: str) -> Row:
     """The row of a running session; raises NotFound, or InvalidKey when it has ended."""
-    row: sqlite3.Row | None = connection.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    row: Row | None = connection.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
     if row is None:
         raise NotFound(f"no session {session_id!r}; start one with POST /rl/start_session")
     if row["ending"] is not None:
@@ -284,12 +283,12 @@ def _running(connection: sqlite3.Connection, session_id: str) -> sqlite3.Row:
     return row
 
 
-def _one(connection: sqlite3.Connection, where: str, value: str | int) -> Session | None:
+def _one(connection: Connection, where: str, value: str | int) -> Session | None:
     row = connection.execute(f"{SESSION} {where}", (value,)).fetchone()
     return None if row is None else to_session(row)
 
 
-def _of_answer(connection: sqlite3.Connection, interaction_id: str) -> Session | None:
+def _of_answer(connection: Connection, interaction_id: str) -> Session | None:
     # Choice k of an answer is "<id>#k", and "$" is what follows "#".
     row = connection.execute(
         "SELECT session_seq FROM interactions WHERE id = ? OR (id > ? AND id < ?) LIMIT 1",
@@ -298,14 +297,14 @@ def _of_answer(connection: sqlite3.Connection, interaction_id: str) -> Session |
     return None if row is None else _one(connection, "WHERE s.seq = ?", row["session_seq"])
 
 
-def _must_get(connection: sqlite3.Connection, session_id: str) -> Session:
+def _must_get(connection: Connection, session_id: str) -> Session:
     session = _one(connection, "WHERE s.id = ?", session_id)
     if session is None:
         raise NotFound(f"no session {session_id!r}; start one with POST /rl/start_session")
     return session
 
 
-def to_session(row: sqlite3.Row) -> Session:
+def to_session(row: Row) -> Session:
     """A row of the SESSION query."""
     return Session(
         id=row["id"],
@@ -327,7 +326,7 @@ def to_session(row: sqlite3.Row) -> Session:
     )
 
 
-def read_interactions(connection: sqlite3.Connection, session_id: str) -> tuple[Interaction, ...]:
+def read_interactions(connection: Connection, session_id: str) -> tuple[Interaction, ...]:
     """In start order (`index`), then in the order in which they finished."""
     rows = connection.execute(
         "SELECT i.*, r.* FROM sessions s JOIN interactions i ON i.session_seq = s.seq JOIN recordings r ON r.seq = i.seq "

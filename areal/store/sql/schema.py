@@ -1,22 +1,19 @@
-"""The tables of the SQLite store and how an old file becomes a new one.
+"""The tables of the store and how an old one becomes a new one, once for every database.
 
-    migrate(connection, path)      # under the write lock; raises StoreError for a file of a later release or of another program
+    migrate(connection, engine)      # in one write transaction; raises StoreError for a store of a later release
 
 State is facts, not counters: a group runs while it is neither accepted nor dropped, waits while accepted and neither consumed nor
 dropped, and every count is a SELECT over the partial indices below, which hold only the rows in that state. The small facts
 of an interaction and its arrays lie in two tables, so that setting a reward or summing tokens never touches a blob.
 
-A change of layout appends to MIGRATIONS; the statements that stand there never change.
+A change of layout appends to MIGRATIONS; the statements that stand there never change. They are SQLite's; postgres.py puts its own
+types in their place.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
 from areal.base.errors import StoreError
-
-APPLICATION_ID = 0x41524C53  # "ARLS": marks the file as a store of areal
+from areal.store.sql.engine import Connection, Engine
 
 _VERSION_1 = """
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -147,44 +144,34 @@ MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSI
 VERSION = len(MIGRATIONS)
 
 
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the file to VERSION in one transaction. A file that is already there is only checked."""
-    if _version(connection, path) == VERSION:
+def migrate(connection: Connection, engine: Engine) -> None:
+    """Bring the database to VERSION in one transaction. One that is already there is only looked at."""
+    if _layout(connection, engine) == VERSION:
         return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        version = _version(connection, path)  # another process may have done it meanwhile
-        for script in MIGRATIONS[version:]:
-            for statement in script.split(";\n"):
-                if statement.strip():
-                    connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+    engine.begin_write(connection)
+    layout = _layout(connection, engine)  # another process may have done it meanwhile
+    statements = [
+        statement.strip() for script in MIGRATIONS[layout:] for statement in script.split(";\n") if statement.strip()
+    ]
+    engine.migrate(connection, statements, VERSION)
+    connection.execute("COMMIT")
 
 
-def check_current(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises StoreError for a file that only `migrate` makes readable."""
-    version = _version(connection, path)
-    if version < VERSION:
+def check_current(connection: Connection, engine: Engine) -> None:
+    """Raises StoreError for a store that only `migrate` makes readable."""
+    layout = _layout(connection, engine)
+    if layout < VERSION:
         raise StoreError(
-            f"the store {path} has schema version {version}, this release reads {VERSION}; `areal dashboard --run` brings a store "
-            "up to date when it opens it (not beside a run of the earlier release), or read it with that release"
+            f"the store {engine.name} has schema version {layout}, this release reads {VERSION}; `areal dashboard --run` brings a "
+            "store up to date when it opens it (not beside a run of the earlier release), or read it with that release"
         )
 
 
-def _version(connection: sqlite3.Connection, path: Path) -> int:
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
-    tables = int(connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
-    if application != APPLICATION_ID and (tables or version or application):
-        raise StoreError(f"{path} is a database of another program; name another file for the store")
-    if version > VERSION:
+def _layout(connection: Connection, engine: Engine) -> int:
+    layout = engine.layout(connection)
+    if layout > VERSION:
         raise StoreError(
-            f"the store {path} has schema version {version}, this release knows up to {VERSION}; "
+            f"the store {engine.name} has schema version {layout}, this release knows up to {VERSION}; "
             "upgrade areal, or start a new run folder"
         )
-    return version
+    return layout

@@ -10,11 +10,10 @@ until then.
 
 from __future__ import annotations
 
-import sqlite3
-
 from areal.base.types import Counts
 from areal.store.admission import free_groups
-from areal.store.sqlite import groups
+from areal.store.sql import groups
+from areal.store.sql.engine import Connection
 
 # Sums over everything are taken from the narrowest rows there are (a covering index, the accounts); what does not belong
 # is found by index and subtracted, because it is little: evaluation, and groups that are not consumed yet.
@@ -42,7 +41,7 @@ _NOT_CONSUMED_YET = f"""
 """
 
 
-def read(connection: sqlite3.Connection) -> Counts:
+def read(connection: Connection) -> Counts:
     """All counts on one snapshot."""
     running, waiting = groups.occupancy(connection)
     limits = groups.read_limits(connection)
@@ -65,5 +64,5 @@ def read(connection: sqlite3.Connection) -> Counts:
     )
 
 
-def _number(connection: sqlite3.Connection, query: str) -> int:
+def _number(connection: Connection, query: str) -> int:
     return int(connection.execute(query).fetchone()[0])

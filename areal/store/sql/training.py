@@ -1,4 +1,4 @@
-"""What the controller reads and decides (`TrainingStore`), on one SQLite file.
+"""What the controller reads and decides (`TrainingStore`).
 
 A step owns its groups from `take` to `advance`; consumption is written together with the version whose step trained it, so a crash
 between the two cannot exist. All counts are derived (counts.py).
@@ -7,7 +7,6 @@ between the two cannot exist. All counts are derived (counts.py).
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -17,12 +16,13 @@ from areal.store import codec
 from areal.store.admission import check_limits
 from areal.store.balance import check_shares
 from areal.store.base import EndedGroup
-from areal.store.sqlite import counts, exclusion, groups
-from areal.store.sqlite.database import Database
-from areal.store.sqlite.sessions import SESSION, group_id, to_session
+from areal.store.sql import counts, exclusion, groups
+from areal.store.sql.database import Database
+from areal.store.sql.engine import Connection, Row
+from areal.store.sql.sessions import SESSION, group_id, to_session
 
 
-class SqliteTraining:
+class SqlTraining:
     """TrainingStore. `clock` returns seconds since the epoch."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -32,7 +32,7 @@ class SqliteTraining:
     async def set_limits(self, limits: Limits) -> None:
         check_limits(limits)
 
-        def publish(connection: sqlite3.Connection) -> None:
+        def publish(connection: Connection) -> None:
             connection.execute(
                 "INSERT INTO settings (name, value) VALUES ('limits', ?) "
                 "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
@@ -87,7 +87,7 @@ class SqliteTraining:
 _READY = f"{groups.WAITING} AND taken_step IS NULL"
 
 
-def _ready(connection: sqlite3.Connection) -> tuple[EndedGroup, ...]:
+def _ready(connection: Connection) -> tuple[EndedGroup, ...]:
     members: dict[int, list[Session]] = defaultdict(list)
     rows = connection.execute(
         f"{SESSION} WHERE s.group_seq IN (SELECT seq FROM task_groups WHERE {_READY}) "
@@ -102,9 +102,7 @@ def _ready(connection: sqlite3.Connection) -> tuple[EndedGroup, ...]:
     )
 
 
-def _take(
-    connection: sqlite3.Connection, version: Version, sessions: Mapping[str, Collection[str]], now: float
-) -> bool:
+def _take(connection: Connection, version: Version, sessions: Mapping[str, Collection[str]], now: float) -> bool:
     held = connection.execute("SELECT seq FROM task_groups WHERE taken_step IS NOT NULL").fetchall()
     rows = {row["seq"]: sessions[group_id(row["seq"])] for row in _groups(connection, list(sessions))}
     connection.execute(
@@ -128,7 +126,7 @@ def _take(
     return True
 
 
-def _advance(connection: sqlite3.Connection, version: Version, consumed: Sequence[str]) -> None:
+def _advance(connection: Connection, version: Version, consumed: Sequence[str]) -> None:
     known = _version(connection, version.label)
     newest = _current_version(connection)
     if known is None and newest is not None and newest.label > version.label:
@@ -139,7 +137,7 @@ def _advance(connection: sqlite3.Connection, version: Version, consumed: Sequenc
             "labels are never reused: take the next one"
         )
     connection.execute(
-        "INSERT OR IGNORE INTO versions (label, step, incarnation) VALUES (?, ?, ?)",
+        "INSERT INTO versions (label, step, incarnation) VALUES (?, ?, ?) ON CONFLICT (label) DO NOTHING",
         (version.label, version.step, version.incarnation),
     )
     for row in _groups(connection, consumed):
@@ -155,7 +153,7 @@ def _advance(connection: sqlite3.Connection, version: Version, consumed: Sequenc
         )
 
 
-def _drop(connection: sqlite3.Connection, group_ids: Sequence[str], reason: str, now: float) -> None:
+def _drop(connection: Connection, group_ids: Sequence[str], reason: str, now: float) -> None:
     for row in _groups(connection, group_ids):
         if row["consumed_step"] is not None:
             raise Conflict(f"group {group_id(row['seq'])} is {_state(row)}; it cannot be dropped any more")
@@ -163,7 +161,7 @@ def _drop(connection: sqlite3.Connection, group_ids: Sequence[str], reason: str,
             groups.drop(connection, row["seq"], reason, now)
 
 
-def _account(connection: sqlite3.Connection, session_id: str, shares: Mapping[str, Share]) -> None:
+def _account(connection: Connection, session_id: str, shares: Mapping[str, Share]) -> None:
     session = connection.execute(
         "SELECT s.seq, s.drop_reason, g.dropped_at FROM sessions s JOIN task_groups g ON g.seq = s.group_seq WHERE s.id = ?",
         (session_id,),
@@ -183,7 +181,7 @@ def _account(connection: sqlite3.Connection, session_id: str, shares: Mapping[st
     )
 
 
-def _release_after(connection: sqlite3.Connection, step: int, incarnation: str, now: float) -> int:
+def _release_after(connection: Connection, step: int, incarnation: str, now: float) -> int:
     lost = "consumed_step > ? AND consumed_incarnation <> ?"
     left = "taken_step IS NOT NULL AND taken_incarnation <> ?"
     handed_back = [
@@ -203,22 +201,22 @@ def _release_after(connection: sqlite3.Connection, step: int, incarnation: str, 
     return released.rowcount
 
 
-def _close_open_groups(connection: sqlite3.Connection, now: float) -> None:
+def _close_open_groups(connection: Connection, now: float) -> None:
     connection.execute(f"UPDATE task_groups SET deadline = ? WHERE {groups.RUNNING} AND deadline > ?", (now, now))
     groups.settle_overdue(connection, now)
 
 
-def _version(connection: sqlite3.Connection, label: int) -> Version | None:
+def _version(connection: Connection, label: int) -> Version | None:
     row = connection.execute("SELECT * FROM versions WHERE label = ?", (label,)).fetchone()
     return None if row is None else Version(row["label"], row["step"], row["incarnation"])
 
 
-def _current_version(connection: sqlite3.Connection) -> Version | None:
+def _current_version(connection: Connection) -> Version | None:
     row = connection.execute("SELECT * FROM versions WHERE label = (SELECT max(label) FROM versions)").fetchone()
     return None if row is None else Version(row["label"], row["step"], row["incarnation"])
 
 
-def _groups(connection: sqlite3.Connection, group_ids: Sequence[str]) -> list[sqlite3.Row]:
+def _groups(connection: Connection, group_ids: Sequence[str]) -> list[Row]:
     rows = []
     for name in group_ids:
         number = int(name[1:]) if re.fullmatch(r"g\d{1,18}", name, re.ASCII) else 0
@@ -229,7 +227,7 @@ def _groups(connection: sqlite3.Connection, group_ids: Sequence[str]) -> list[sq
     return rows
 
 
-def _state(group: sqlite3.Row) -> str:
+def _state(group: Row) -> str:
     if group["dropped_at"] is not None:
         return f"dropped ({group['drop_reason']})"
     if group["consumed_step"] is not None:

@@ -1,0 +1,261 @@
+"""One database, opened by any number of processes: durable group commit for writers, snapshots for readers.
+
+    database = Database(engine)
+    value = await database.write(lambda connection: ...)    # committed with fsync when it returns
+    value = await database.read(lambda connection: ...)     # one consistent snapshot, off the event loop
+    await database.close()                                  # commits what is queued first
+
+A durable commit costs one fsync whatever it holds, so all writes of this process pass through one thread: it takes the write lock,
+then everything that queued up meanwhile (at most BATCH operations), runs each in a savepoint of its own, commits once, and
+only then answers. Waiting for the lock and for the previous fsync is what fills a batch; nothing sleeps to fill it. An operation
+that raises is undone alone. When the database itself fails (disk full, I/O error, locked for too long, server gone) the whole
+transaction is rolled back, every caller in it gets StoreError, and the next batch starts on a new connection, so the store works
+again as soon as the cause is gone. An operation must not touch anything but its connection: it may not run at all if its caller
+was cancelled. What databases do differently is behind Engine (engine.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from areal.base.errors import StoreError
+from areal.store.sql.engine import Connection, Engine
+from areal.store.sql.schema import check_current, migrate
+
+T = TypeVar("T")
+Operation = Callable[[Connection], T]
+
+BATCH = 64  # operations per commit: enough to hide the fsync, short enough that other processes get the lock
+READERS = 2
+
+
+class _Write(Generic[T]):
+    """A queued operation. As a context manager it is the operation's savepoint and keeps its error for the caller."""
+
+    def __init__(self, operation: Operation[T], engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self.operation = operation
+        self.engine = engine
+        self.loop = loop
+        self.future: asyncio.Future[T] = loop.create_future()
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self._connection: Connection | None = None
+
+    def run(self, connection: Connection) -> None:
+        self._connection, self.error = connection, None
+        connection.execute("SAVEPOINT operation")
+        with self:
+            self.result = self.operation(connection)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        assert self._connection is not None
+        if isinstance(error, self.engine.errors) and not self.engine.own_fault(error):
+            return False  # the database's fault: the whole transaction fails
+        if error is not None:
+            self._connection.execute("ROLLBACK TO operation")
+            self.error = error
+        self._connection.execute("RELEASE operation")
+        return True
+
+    def resolve(self) -> None:
+        """In the caller's loop: hand over the result or the error."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)  # type: ignore[arg-type]
+
+
+class Database:
+    """See the module. Safe to use from several event loops and threads of one process; not across fork."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Open the database, or make it, and bring its tables up to date; a read-only one must be there and up to date, and every
+        write raises StoreError. Raises StoreError."""
+        self.engine = engine
+        try:
+            self._writer_connection: Connection | None = self._connect()
+        except engine.errors as error:
+            raise engine.refused(error) from error
+        self._queue: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # closing and queueing exclude each other: nothing is queued behind the end mark
+        self._closed = False
+        self._ended = False
+        self._thread = threading.Thread(target=self._write_until_closed, name="store writer", daemon=True)
+        self._thread.start()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store reader")
+        self._local = threading.local()
+        self._reader_connections: list[Connection] = []
+
+    # -- callers -----------------------------------------------------------------------------------
+
+    async def write(self, operation: Operation[T]) -> T:
+        """Run `operation` inside the next transaction; returns its result once that is on disk."""
+        if self.engine.read_only:
+            raise StoreError(f"the store {self.engine.name} was opened to be read; nothing writes to it from here")
+        pending = _Write(operation, self.engine, asyncio.get_running_loop())
+        with self._gate:
+            if self._closed:
+                raise StoreError(f"the store {self.engine.name} is closed; open it again")
+            self._queue.put(pending)
+        return await pending.future
+
+    async def scrub(self) -> None:
+        """Overwrite what was deleted, as far as this database can (Engine.scrub)."""
+
+        def scrub() -> None:
+            try:
+                self.engine.scrub()
+            except self.engine.errors as error:
+                raise self.engine.refused(error) from error
+
+        await asyncio.get_running_loop().run_in_executor(self._readers, scrub)
+
+    async def read(self, operation: Operation[T]) -> T:
+        """Run `operation` on a read-only connection, all its SELECTs on one snapshot."""
+        if self._closed:
+            raise StoreError(f"the store {self.engine.name} is closed; open it again")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, operation)
+
+    async def close(self) -> None:
+        """Commit what is queued, then let go of the file. Closing twice does nothing."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._finish)
+
+    # -- the writer thread -------------------------------------------------------------------------
+
+    def _write_until_closed(self) -> None:
+        try:
+            while not self._ended:
+                first = self._queue.get()
+                if first is None:
+                    break
+                self._answer(self._commit(first))
+        finally:  # also when this thread dies of a bug: nobody waits for an answer that never comes
+            with self._gate:
+                self._closed = True
+            self._answer(self._fail(self._drain(limit=None), StoreError(f"the store {self.engine.name} was closed")))
+
+    def _commit(self, first: _Write[Any]) -> list[_Write[Any]]:
+        """One transaction with `first` and what queues up until the lock is ours. Returns the writes to answer."""
+        batch = [first]
+        try:
+            try:
+                connection = self._run(batch)
+            except self.engine.errors:
+                if self._writer_connection is None or not self.engine.lost(self._writer_connection):
+                    raise
+                # A connection that idled may be gone, with all that this transaction did: once more on a new one.
+                self._abandon_connection()
+                connection = self._run(batch)
+            connection.execute("COMMIT")
+        except self.engine.errors as error:
+            self._abandon_connection()
+            # What waits behind would only wait for the same failure again.
+            return self._fail(batch + self._drain(limit=None), self.engine.refused(error))
+        return batch
+
+    def _run(self, batch: list[_Write[Any]]) -> Connection:
+        """Run `batch` in a new transaction, with what has queued up behind it once the lock is ours."""
+        connection = self._writer_connection = self._writer_connection or self._connect()
+        self.engine.begin_write(connection)
+        batch += self._drain(limit=BATCH - len(batch))
+        for write in batch:
+            if not write.future.cancelled():
+                write.run(connection)
+        return connection
+
+    def _drain(self, limit: int | None) -> list[_Write[Any]]:
+        taken: list[_Write[Any]] = []
+        while limit is None or len(taken) < limit:
+            try:
+                write = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if write is None:
+                self._ended = True
+                break
+            taken.append(write)
+        return taken
+
+    @staticmethod
+    def _fail(writes: list[_Write[Any]], error: StoreError) -> list[_Write[Any]]:
+        for write in writes:
+            write.error = error
+        return writes
+
+    @staticmethod
+    def _answer(writes: list[_Write[Any]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Write[Any]]] = {}
+        for write in writes:
+            by_loop.setdefault(write.loop, []).append(write)
+        for loop, group in by_loop.items():
+            if not loop.is_closed():  # else nobody is left to be told; what was committed stands
+                loop.call_soon_threadsafe(_resolve_all, group)
+
+    def _abandon_connection(self) -> None:
+        """Close without a word: after an I/O error a connection's idea of the file is not to be trusted."""
+        if self._writer_connection is not None:
+            self._writer_connection.close()  # rolls back
+            self._writer_connection = None
+
+    # -- readers and the file ----------------------------------------------------------------------
+
+    def _read(self, operation: Operation[T]) -> T:
+        try:
+            try:
+                return self._look(operation)
+            except self.engine.errors:
+                if not self.engine.lost(self._local.connection):
+                    raise
+                return self._look(operation)
+        except self.engine.errors as error:
+            raise self.engine.refused(error) from error
+
+    def _look(self, operation: Operation[T]) -> T:
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is None or self.engine.lost(connection):
+            connection = self._local.connection = self._connect()
+            self._reader_connections.append(connection)
+        self.engine.begin_read(connection)
+        try:
+            return operation(connection)
+        finally:
+            self.engine.end_read(connection)
+
+    def _finish(self) -> None:
+        self._thread.join()
+        self._readers.shutdown(wait=True)
+        for connection in self._reader_connections:
+            connection.close()
+        self._abandon_connection()
+
+    def _connect(self) -> Connection:
+        connection = self.engine.connect()
+        try:
+            if self.engine.read_only:
+                check_current(connection, self.engine)
+            else:
+                migrate(connection, self.engine)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _resolve_all(writes: list[_Write[Any]]) -> None:
+    for write in writes:
+        write.resolve()
