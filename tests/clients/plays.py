@@ -26,28 +26,38 @@ CONTEXT = 400_000  # tokens; most of a prompt is one token a byte, and agents se
 
 @dataclass(frozen=True)
 class Play:
-    """answers: to the prompts of a session in which `word` is found (a regular expression), in this order."""
+    """answers: to the prompts of a session in which `word` is found (a regular expression), in this order. cut: which of them run
+    into the limit of tokens."""
 
     word: str
     answers: Sequence[str]
     delay_ms: float = 1.0  # between two tokens, so that a stream has more than one chunk
+    cut: Sequence[int] = ()
 
-    def pieces(self, answer: str) -> list[str]:
-        return [*re.findall(r".{1,6}", answer, re.DOTALL), END]
+    def pieces(self, answer: int) -> list[str]:
+        end = [] if answer in self.cut else [END]
+        return [*re.findall(r".{1,6}", self.answers[answer], re.DOTALL), *end]
 
     def sampled(self, vocabulary: Vocabulary) -> list[list[int]]:
         """Token ids of every answer, end of turn included."""
-        return [[vocabulary.id_of(piece.encode()) for piece in self.pieces(answer)] for answer in self.answers]
+        numbers = range(len(self.answers))
+        return [[vocabulary.id_of(piece.encode()) for piece in self.pieces(answer)] for answer in numbers]
 
     def lines(self) -> list[dict[str, Any]]:
         return [
-            {"when": self.word, "pieces": self.pieces(answer), "delay_ms": self.delay_ms, "logprobs": self._logprobs(k)}
-            for k, answer in enumerate(self.answers)
+            {
+                "when": self.word,
+                "pieces": self.pieces(k),
+                "delay_ms": self.delay_ms,
+                "logprobs": self._logprobs(k),
+                "finish": "length" if k in self.cut else "stop",
+            }
+            for k in range(len(self.answers))
         ]
 
     def _logprobs(self, answer: int) -> list[float]:
         """Another one for every token of the play, so that a log-prob on the wrong token shows."""
-        return [-(answer + 1) - k / 1024 for k in range(len(self.pieces(self.answers[answer])))]
+        return [-(answer + 1) - k / 1024 for k in range(len(self.pieces(answer)))]
 
 
 def call(tool: str, **arguments: Any) -> str:
@@ -107,6 +117,22 @@ CLAUDE_BROKEN = Play(  # a call that was cut off
     "play-claude-broken",
     ('<tool_call>\n{"name": "Bash", "arguments": {"command":  "cat /tmp', "I gave up  on it \u2713."),
 )
+CLAUDE_CUT = Play("play-claude-cut", ("The  first part of it", "and the  second \u2713."), cut=(0,))
+CLAUDE_COMPACTED = Play(  # the first result fills the context that it was told of
+    "play-claude-long",
+    (
+        call("Bash", command="cat hello.txt; yes 0123456789 | head -n 1200", description="Read it"),
+        call("Bash", command="cat hello.txt", description="Again"),
+        "It says  hello \u2713.",
+    ),
+)
+CLAUDE_SUMMARY = Play(  # it goes on from the summary, in which the word of the play stands
+    r"CRITICAL: Respond with TEXT ONLY",
+    (
+        "<analysis>\nIt was  short.\n</analysis>\n"
+        "<summary>\nThe task was  play-claude-long: hello.txt was read, it greets \u2713.\n</summary>",
+    ),
+)
 CODEX = Play(
     "play-codex",
     (
@@ -134,6 +160,9 @@ PLAYS: tuple[Play, ...] = (
     CLAUDE_BASH,
     CLAUDE_PARALLEL,
     CLAUDE_BROKEN,
+    CLAUDE_CUT,
+    CLAUDE_SUMMARY,
+    CLAUDE_COMPACTED,
     CLAUDE_TITLE,
     CLAUDE_TITLED,
     CLAUDE_AGENT_197,

@@ -1,7 +1,9 @@
-"""Claude Code, both versions that its users have, headless: an answer, a shell call, parallel calls, a broken call, a sub-agent.
+"""Claude Code, both versions that its users have, headless: an answer, a shell call, parallel calls, a broken call, a cut
+answer, a sub-agent, a compaction.
 
 Its parallel results come back in the order in which they finished, `cache_control` wanders, message content changes between
-text and list: none of that is a branch. A sub-agent is one, in the same session."""
+text and list: none of that is a branch, nor is the "resume directly" after an answer that ran into its limit. A sub-agent is one, in
+the same session, and so is what goes on from a summary."""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ from tests.clients.plays import (
     CLAUDE_AGENT_CHILD,
     CLAUDE_BASH,
     CLAUDE_BROKEN,
+    CLAUDE_COMPACTED,
+    CLAUDE_CUT,
     CLAUDE_PARALLEL,
     CLAUDE_PLAIN,
+    CLAUDE_SUMMARY,
     CLAUDE_TITLE,
     CLAUDE_TITLED,
     Play,
@@ -37,6 +42,7 @@ TASKS = {
     "a Bash call": CLAUDE_BASH,
     "parallel Bash calls": CLAUDE_PARALLEL,
     "a call that was cut off": CLAUDE_BROKEN,
+    "an answer that ran into its limit": CLAUDE_CUT,
 }
 VERSIONS = {agents.packages["@anthropic-ai/claude-code"]: agents for agents in (CLAUDE_CODE_197, CLAUDE_CODE)}
 BOTH = pytest.mark.parametrize("version", VERSIONS)
@@ -47,8 +53,9 @@ def case_of(version: str, task: str) -> Case:
 
 
 TITLED = case_of(CLAUDE_CODE_197.packages["@anthropic-ai/claude-code"], "a Bash call, with a title")
+COMPACTED = case_of(CLAUDE_CODE.packages["@anthropic-ai/claude-code"], "`--bare`, a compaction")
 TASK_NAMES = [*(f"`--bare`, {one}" for one in TASKS), "a sub-agent"]
-CASES = [TITLED, *(case_of(version, task) for version in VERSIONS for task in TASK_NAMES)]
+CASES = [TITLED, COMPACTED, *(case_of(version, task) for version in VERSIONS for task in TASK_NAMES)]
 
 
 def run_claude(run: Run, folder: Path, prompt: str, *more: str, **env: str) -> tuple[str, Record, list[Exchange]]:
@@ -113,3 +120,21 @@ def test_a_title_that_it_has_written_is_masked(
     assert len(record.rows) == 1
     assert record.summary["merge_rate"] == 1.0
     page.saw(TITLED, record, calls, why=A_TITLE)
+
+
+def test_after_a_compaction_its_summary_begins_a_branch(
+    scripted_run: Run, installed: Callable[[NodeAgent], Path], page: Page, script: Any
+) -> None:
+    """Told of a small context it asks for a summary (its last answer left out, its result not), and goes on from that alone: every
+    answer is in a row, with the context it was sampled in."""
+    small = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "16000", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1024"}
+    prompt = f"{CLAUDE_COMPACTED.word}: do it"
+    answer, record, calls = run_claude(scripted_run, installed(CLAUDE_CODE), prompt, "--bare", **small)
+    assert answer == CLAUDE_COMPACTED.answers[-1].strip()
+    first, second, last = CLAUDE_COMPACTED.sampled(script.vocabulary)
+    [summary] = CLAUDE_SUMMARY.sampled(script.vocabulary)
+    check_tokens(record, [first, second, summary, last])
+    assert [one["output_ids"] for one in record.interactions] == [first, second, summary, last]
+    assert record.summary["branches"] == {"turns_dropped": 1, "compacted": 1}
+    assert [len(row["spans"]) for row in record.rows] == [2, 1, 1]
+    page.saw(COMPACTED, record, calls)

@@ -29,7 +29,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long; default 10")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32), help="of the first burst")
     options = parser.parse_args(words)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(MOST_MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     logging.getLogger("areal").setLevel(
         logging.ERROR
     )  # fields that nobody knows are said once, and here there are many
