@@ -22,7 +22,6 @@ from typing import Any, Literal
 from areal.algorithms import ALGORITHMS
 from areal.algorithms.reward_shaping import Shaping
 from areal.base.atomic import write_atomic
-from areal.base.errors import ConfigError
 from areal.base.logs import announce, open_log
 from areal.base.metrics import MetricsFile
 from areal.base.types import Limits
@@ -30,13 +29,12 @@ from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.algorithms import kl_off_the_reward, resolved
-from areal.config.run import RunConfig
+from areal.config.run import RecoverConfig, RunConfig, SaverConfig
 from areal.config.show import masked_yaml
 from areal.engine.credit import Credit
 from areal.engine.nets import Nets
 from areal.inference.backend import Backend
-from areal.launch import Launch, announce_gateway, trains
-from areal.models.fetch import resolve
+from areal.launch import Launch, announce_gateway
 from areal.rollout import metrics as _declared  # noqa: F401  declares the names written by train.py
 from areal.rollout.batch import Recipe
 from areal.rollout.batcher import Batcher
@@ -44,7 +42,8 @@ from areal.rollout.datasets import endless, read_tasks
 from areal.rollout.dispatcher import Dispatcher
 from areal.rollout.evaluation import Evaluation
 from areal.rollout.queue import GroupQueue
-from areal.rollout.snapshots import Snapshot, Snapshots, latest
+from areal.rollout.recovery import Start, take_up
+from areal.rollout.snapshots import Purpose, Schedule, Snapshots
 from areal.rollout.staleness import StalenessGate
 from areal.rollout.weights import WeightPublisher
 from areal.store import open_store, store_url
@@ -121,35 +120,31 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         stack.enter_context(open_log(folder.logs / "train.log", run_id=run_id))
         (folder.logs / "gateway.log").touch(mode=0o600)
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
-        found = _resumable(config, folder)
-        first_step = found.step if found else 0
+        start = await asyncio.to_thread(take_up, config, folder)
         write_atomic(folder.root / "config.yaml", masked_yaml(config).encode())
         progress = stack.enter_context(
             Progress(
                 total_steps=config.total_train_steps,
-                first_step=first_step,
+                first_step=start.step,
                 title=f"{config.experiment_name}/{config.trial_name}",
                 enabled=sys.stdout.isatty(),
             )
         )
         metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
         store = await stack.enter_async_context(await open_store(store_url(folder.store_path)))
-        await _take_up(config, store, found, incarnation)
+        await _take_up(config, store, start, incarnation)
         gate = await StalenessGate.open(
-            store.training, limits_of(config), incarnation=incarnation, first_step=first_step
+            store.training, limits_of(config), incarnation=incarnation, first_step=start.step
         )
-        model_dir = (
-            found.path if found else await asyncio.to_thread(resolve, config.actor.path) if trains(config) else None
-        )
-        launch = Launch(config, folder, scheduler, gate, model_dir, run_id)
+        launch = Launch(config, folder, scheduler, gate, start.model_dir, run_id)
         announce("RLTrainer", f"starting the processes of this run; their logs are in {folder.logs}")
         servers, ranks = await launch.servers_and_ranks(stack)
         nets = Nets(ranks.pop("policy"), credit_of(config), **ranks) if ranks else None
-        if nets is not None and found is not None:
-            await nets.restore(str(found.path))
+        if nets is not None and start.found is not None:
+            await nets.restore(str(start.found.path))
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
-        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, first_step))
+        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, start.step))
         yield Run(
             config=config,
             folder=folder,
@@ -157,44 +152,64 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             store=store,
             gate=gate,
             batcher=_batcher(config, gate, store),
-            learner=await _learner(stack, config, folder, nets, servers, workers, gate),
+            learner=await _learner(stack, launch, start, nets, servers, workers, metrics),
             evaluation=_evaluation(config, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
             progress=progress,
-            first_step=first_step,
+            first_step=start.step,
             gateway_url=gateway_url,
         )
 
 
-async def _take_up(config: RunConfig, store: Store, found: Snapshot | None, incarnation: str) -> None:
+async def _take_up(config: RunConfig, store: Store, start: Start, incarnation: str) -> None:
     """What an earlier life of this run left in the store: steps that are lost are trained again, agents that died with it end."""
-    step = found.step if found else 0
-    freed = await store.training.release_after(step, incarnation)
+    freed = await store.training.release_after(start.step, incarnation)
     if config.rollout.agent.mode == "inline":
         await store.sessions.expire(time.time(), [])
         await store.training.close_open_groups()
-    if found:
-        announce("RLTrainer", f"resumed from {found.path}: step {step}, {freed} groups to be trained again")
+    if start.found:
+        announce("RLTrainer", f"resumed from {start.found.path}: step {start.step}, {freed} groups to be trained again")
 
 
 async def _learner(
     stack: AsyncExitStack,
-    config: RunConfig,
-    folder: RunFolder,
+    launch: Launch,
+    start: Start,
     nets: Nets | None,
     servers: dict[str, Backend],
     workers: list[JsonClient],
-    gate: StalenessGate,
+    metrics: MetricsFile,
 ) -> Learner | None:
     if nets is None:
         return None
-    publisher = WeightPublisher(nets.policy, servers, workers, gate, quorum=config.weights.quorum)
+    config = launch.config
+    publisher = WeightPublisher(nets.policy, servers, workers, launch.gate, quorum=config.weights.quorum)
+    snapshots = Snapshots(
+        launch.folder.checkpoints,
+        nets,
+        _schedules(config),
+        keep=config.saver.keep,
+        origin=start.origin,
+        found=start.found,
+        metrics=metrics,
+    )
     return Learner(
         nets=nets,
         publisher=await stack.enter_async_context(publisher),
-        snapshots=Snapshots(folder.checkpoints, nets, freq_steps=config.saver.freq_steps, keep=config.saver.keep),
+        snapshots=await stack.enter_async_context(snapshots),
     )
+
+
+def _schedules(config: RunConfig) -> dict[Purpose, Schedule]:
+    """When models and recovery states are due."""
+    dataset = config.train_dataset
+    epoch_steps = len(read_tasks(dataset.path)) / dataset.batch_size if dataset.path else 0.0
+    sections: dict[Purpose, SaverConfig | RecoverConfig] = {"saver": config.saver, "recover": config.recover}
+    return {
+        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_steps)
+        for purpose, section in sections.items()
+    }
 
 
 def credit_of(config: RunConfig) -> Credit:
@@ -268,11 +283,3 @@ def limits_of(config: RunConfig) -> Limits:
         queue_size=config.rollout.queue_size or 0,
         group_timeout_s=config.rollout.group_timeout_seconds,
     )
-
-
-def _resumable(config: RunConfig, folder: RunFolder) -> Snapshot | None:
-    if config.recover.mode == "off" and folder.store_path.exists():
-        raise ConfigError(
-            f"{folder.root} holds a run already and recover.mode is off: choose another trial_name, or recover.mode=auto"
-        )
-    return latest(folder.checkpoints)

@@ -56,14 +56,14 @@ async def train(run: Run) -> None:
             report(
                 run, step, batch, version, stats | {"wait_seconds": waited, "step_seconds": time.monotonic() - started}
             )
-            await learner.snapshots.save_if_due(step + 1)
+            await learner.snapshots.save_if_due(version)
             if run.evaluation.due(step + 1):
                 await evaluate(run, step + 1)
         await run.store.training.take(run.gate.current, {})  # stopped or done: no step owns anything
         run.dispatcher.stop_feeding()
         await run.gate.close_admission()
         await evaluate(run, run.gate.current.step, last=True)
-        await learner.snapshots.save(run.gate.current.step)
+        await learner.snapshots.save(run.gate.current)
 
 
 async def record(run: Run) -> None:

@@ -21,6 +21,7 @@ ArealError
   ProcessDied           a child process ended; carries its last log lines
   ShapeError            arrays do not fit together
   TrainingError         a step cannot be applied (NaN, no trainable token)
+  CheckpointError       a checkpoint cannot be written, or is not whole
 
 The HTTP edge maps `status`, `code`, `retry_after_s` and `should_retry` to each protocol's error shape (web/app.py and
 proxy/dialects). A failed session is data, never a crash.
@@ -188,3 +189,7 @@ class ShapeError(ArealError):
 
 class TrainingError(ArealError):
     """A training step cannot be applied; the message names the sample and the remedy."""
+
+
+class CheckpointError(ArealError):
+    """A checkpoint could not be written (a full disk), or is not what was written; the message names the folder."""

@@ -12,7 +12,7 @@ from areal.config.rollout import GenerationConfig, RolloutConfig
 from areal.config.section import Section
 from areal.config.upstream import ApiGatewayConfig, ModelRoutingConfig
 
-RecoverMode = Literal["auto", "off"]
+RecoverMode = Literal["auto", "on", "off"]
 TransferName = Literal["shared_memory", "disk"]
 
 
@@ -28,15 +28,32 @@ class DatasetConfig(Section):
 
 
 class SaverConfig(Section):
+    """Models for people: folders that transformers loads, without what a run needs to go on (docs/recovery.md)."""
+
     freq_steps: int | None = Field(None, ge=1)
-    """Save a safetensors checkpoint every so many steps; null = only at the end."""
-    keep: int = Field(2, ge=1)
-    """Newest checkpoints to keep."""
+    """Save the model every so many steps; null = only at the end."""
+    freq_epochs: int | None = Field(None, ge=1)
+    """Also whenever so many passes over train_dataset.path are trained; null = not by epochs."""
+    freq_secs: float | None = Field(None, gt=0)
+    """Also whenever so many seconds have passed since the last one; null = not by time."""
+    keep: int | None = Field(2, ge=1)
+    """Newest saved models to keep, those of the end among them; null = all."""
 
 
 class RecoverConfig(Section):
+    """What a run goes on from after a stop or a crash: weights, optimizer, random state, place in the data. The newest two stay."""
+
     mode: RecoverMode = "auto"
-    """auto: a run folder that holds a checkpoint is resumed; off: an existing run is refused."""
+    """auto: a run folder that was begun goes on from its newest good recovery state, or from the start where it has none yet; a
+    damaged one is said aloud and set aside. on: from the newest or not at all, a damaged one is refused. off: a run that was begun is
+    refused."""
+    freq_steps: int | None = Field(None, ge=1)
+    """Write it every so many steps; null = not by steps."""
+    freq_epochs: int | None = Field(None, ge=1)
+    """Also whenever so many passes over train_dataset.path are trained; null = not by epochs."""
+    freq_secs: float | None = Field(300.0, gt=0)
+    """Also whenever so many seconds have passed since the last one: the most training that a crash costs (recorded sessions are
+    never lost). It is written beside training, which waits for a copy in memory only. null = not by time, and always at the end."""
 
 
 class EvaluatorConfig(Section):

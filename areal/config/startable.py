@@ -48,6 +48,12 @@ def _agents_and_tasks(config: RunConfig) -> list[str]:
             f"train_dataset.path={tasks}: agents that come over HTTP bring their own tasks, so nobody reads it; take it out, or "
             "set rollout.agent.mode=inline"
         )
+    for name, section in (("saver", config.saver), ("recover", config.recover)):
+        if section.freq_epochs and not tasks:
+            found.append(
+                f"{name}.freq_epochs={section.freq_epochs}: without train_dataset.path there are no epochs; set {name}.freq_steps or "
+                f"{name}.freq_secs"
+            )
     if evaluator.path and not (evaluator.agent or agent.path):
         found.append("evaluator.path needs an agent to try its tasks: set evaluator.agent (module:attribute)")
     if evaluator.agent and not evaluator.path:

@@ -1,11 +1,13 @@
 """What a rank writes to disk: a model folder that transformers loads, and beside it the state to go on from, bit for bit.
 
-    save(path, policy, source_dir, recovery=None)                    # config.json, model.safetensors, tokenizer files
-    save(path, policy, source_dir, recovery=Recovery(tensors, facts))   # + recovery/optimizer.safetensors, recovery/state.json
-    recovery = load(path, policy)
+    held = hold(net, recovery=None)                        # a copy in host memory: training may go on
+    held = hold(net, recovery=Recovery(tensors, facts))    # with optimizer moments, masters and RNG
+    write(path, held, source_dir, step=120, about={})      # config.json, model.safetensors, tokenizer files, the mark last
+    weights, recovery = read(path, net)                    # checked: they are this net's, and every byte is what was written
 
-A folder is complete or absent: it is written aside, synced, then renamed; an older folder of that name goes only after that. Tied weights stand
-once, under their first name. Everything is safetensors and JSON: nothing in a checkpoint can run code when it is loaded.
+A folder is complete or absent: it is written aside, synced, marked (checkpoint_files.py), then renamed; an older folder of that
+name goes only after that. Tied weights stand once, under their first name. Everything is safetensors and JSON: nothing in a
+checkpoint can run code when it is loaded, and every byte is checked against the mark before it is used.
 """
 
 from __future__ import annotations
@@ -13,18 +15,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from areal.base.errors import ConfigError
+from areal.base.atomic import sync_folder
+from areal.base.errors import CheckpointError, ConfigError
+from areal.engine.checkpoint_files import FORMAT, MARK, STATE, File, Mark, damage, describe, read_mark, write_mark
 from areal.engine.critic import Net
+from areal.weights.tensor_file import write_tensor_file
 
 WEIGHTS = "model.safetensors"
-FORMAT = 1
+OPTIMIZER = "recovery/optimizer.safetensors"
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx", ".pkl", ".index.json")
 
 
@@ -36,40 +43,72 @@ class Recovery:
     facts: Mapping[str, Any]
 
 
-def save(path: str | os.PathLike[str], policy: Net, source_dir: str, recovery: Recovery | None = None) -> None:
-    """Write the folder `path`. source_dir: where tokenizer, template and generation settings are copied from.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A net's state as it was, in host memory that nothing else refers to; config: of its model, as JSON files."""
 
-    Raises OSError with the path when the disk is full; then `path` is as it was before."""
-    from safetensors.torch import save_file
+    weights: Mapping[str, Tensor]
+    config: Mapping[str, bytes]
+    recovery: Recovery | None
 
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        tensors = [*self.weights.values(), *(self.recovery.tensors.values() if self.recovery else ())]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@torch.no_grad()
+def hold(policy: Net, recovery: Recovery | None = None) -> Held:
+    """Copy everything that a later training step may change."""
+    if recovery is not None:
+        tensors = {name: _copied(tensor) for name, tensor in recovery.tensors.items()}
+        recovery = Recovery(tensors, dict(recovery.facts))
+    weights = {name: _copied(tensor) for name, tensor in policy.named_tensors()}
+    return Held(weights, _config_files(policy), recovery)
+
+
+def write(
+    path: str | os.PathLike[str], held: Held, source_dir: str, *, step: int, about: Mapping[str, Any] | None = None
+) -> None:
+    """Write the folder `path`. source_dir: where tokenizer, template and generation settings are copied from. about: for the mark.
+
+    Raises CheckpointError with the path and the reason, a full disk for example; then `path` is as it was before."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = target.with_name(f".{target.name}.partial")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(mode=0o700)
         _copy_companions(Path(source_dir), aside)
-        policy.model.config.save_pretrained(aside)
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in policy.named_tensors()}
-        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        if recovery is not None:
-            folder = aside / "recovery"
-            folder.mkdir()
-            save_file({k: t.cpu().contiguous() for k, t in recovery.tensors.items()}, folder / "optimizer.safetensors")
-            (folder / "state.json").write_text(json.dumps({"format": FORMAT, **recovery.facts}, indent=1))
-        _sync_tree(aside)
-        _put_in_place(aside, target)
+        for name, data in held.config.items():
+            (aside / name).write_bytes(data)
+        large = {WEIGHTS: _tensor_file(aside / WEIGHTS, held.weights)}
+        if held.recovery is not None:
+            (aside / "recovery").mkdir(mode=0o700)
+            large[OPTIMIZER] = _tensor_file(aside / OPTIMIZER, held.recovery.tensors)
+            (aside / STATE).write_text(json.dumps(dict(held.recovery.facts), indent=1))
+        small = [file for file in sorted(aside.rglob("*")) if file.is_file() and file.suffix != ".safetensors"]
+        files = {str(file.relative_to(aside)): describe(file) for file in small} | large
+        _sync(small)
+        for folder in {aside / name for name in files}:
+            sync_folder(folder.parent)
+        write_mark(aside, Mark(FORMAT, step, files, dict(about or {})))
+        put_in_place(aside, target)
+    except OSError as error:
+        raise CheckpointError(f"{target} could not be written: {error.strerror or error}; free space there") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def load(path: str | os.PathLike[str], policy: Net) -> Recovery | None:
-    """Put the folder's weights into the policy; returns the recovery state if it has one.
+def read(path: str | os.PathLike[str], policy: Net) -> tuple[dict[str, Tensor], Recovery | None]:
+    """The folder's weights, which are known to fit the policy, and its recovery state if it has one. Changes nothing.
 
-    Raises ConfigError if the folder is no checkpoint or belongs to another model."""
+    Raises ConfigError if the folder belongs to another model, CheckpointError if it is no checkpoint or not what was written."""
     folder = Path(path)
-    if not (folder / WEIGHTS).is_file():
-        raise ConfigError(f"{folder} is no checkpoint: {WEIGHTS} is missing; name a folder that areal saved")
+    mark = read_mark(folder)
+    if found := damage(folder, recovery=False):
+        raise CheckpointError(f"{found}; resume from an earlier checkpoint")
     tensors = _read(folder / WEIGHTS)
     own = dict(policy.named_tensors())
     if difference := sorted(own.keys() ^ tensors.keys()):
@@ -78,20 +117,35 @@ def load(path: str | os.PathLike[str], policy: Net) -> Recovery | None:
         if tensor.shape != tensors[name].shape:
             shapes = f"{tuple(tensors[name].shape)}, not {tuple(tensor.shape)}"
             raise ConfigError(f"{folder} belongs to another model: {name} has shape {shapes}")
-    recovery = _recovery(folder / "recovery")
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
-    return recovery
+    if not mark.resumable:
+        return tensors, None
+    return tensors, Recovery(_read(folder / OPTIMIZER), json.loads((folder / STATE).read_text()))
 
 
-def _recovery(folder: Path) -> Recovery | None:
-    state = folder / "state.json"
-    if not state.is_file():
-        return None
-    facts = json.loads(state.read_text())
-    if facts.pop("format", None) != FORMAT:
-        raise ConfigError(f"{state} is not of format {FORMAT}; resume with the version of areal that wrote it")
-    return Recovery(_read(folder / "optimizer.safetensors"), facts)
+def put_in_place(aside: Path, target: Path) -> None:
+    """Rename; what was there before stands as `.NAME.former` until the new folder has the name."""
+    former = target.with_name(f".{target.name}.former")
+    shutil.rmtree(former, ignore_errors=True)
+    if target.exists():
+        os.rename(target, former)
+    os.rename(aside, target)
+    sync_folder(target.parent)
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
+    entry = write_tensor_file(path, tensors)
+    return File(entry["bytes"], entry["checksum"])
+
+
+def _config_files(policy: Net) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as scratch:
+        policy.model.config.save_pretrained(scratch)
+        return {file.name: file.read_bytes() for file in Path(scratch).iterdir()}
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -101,34 +155,20 @@ def _read(file: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except SafetensorError as error:
-        raise ConfigError(f"{file} is damaged ({error}); resume from an earlier checkpoint") from None
+        raise CheckpointError(f"{file} is damaged ({error}); resume from an earlier checkpoint") from None
     return tensors
 
 
 def _copy_companions(source: Path, target: Path) -> None:
     for file in sorted(source.iterdir()):
-        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_NOT_COPIED):
+        if file.is_file() and not file.name.startswith(".") and not file.name.endswith((*_NOT_COPIED, MARK)):
             shutil.copyfile(file, target / file.name)
 
 
-def _sync_tree(folder: Path) -> None:
-    for file in [*folder.rglob("*"), folder]:
+def _sync(files: list[Path]) -> None:
+    for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _put_in_place(aside: Path, target: Path) -> None:
-    former = target.with_name(f".{target.name}.{os.getpid()}.former")
-    shutil.rmtree(former, ignore_errors=True)
-    if target.exists():
-        os.rename(target, former)
-    os.rename(aside, target)
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    shutil.rmtree(former, ignore_errors=True)

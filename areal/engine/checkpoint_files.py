@@ -1,28 +1,76 @@
-"""Whether a checkpoint folder is whole, told from its files alone: no torch, nothing loaded.
+"""Checkpoint folders as files: which there are, whether one is whole, what it says of itself. No torch; no tensor is made.
 
-    is_complete(Path("checkpoints/step-000120"))
-    critic_beside(Path("checkpoints/step-000120"))         # checkpoints/critic-000120, where a critic is trained too
+    for found in checkpoints(run / "checkpoints"): found.step, found.path      # newest first, whole or not
+    mark = read_mark(path)                             # its completion mark; CheckpointError where there is none
+    damage(path, recovery=True)                        # None, or what is missing or altered, in words: every byte is read
+    critic_beside(path)                                # checkpoints/critic-000120, where a critic is trained too
 
-A safetensors file states its own length in its header, so a file that was cut (a kill, a full disk, a copy that broke off)
-is seen without reading its data. Used by rollout/snapshots.py before a resume and before pruning, and by nets.py.
+The mark (`checkpoint.json`) is the last file written into a folder before that gets its name. It lists every other file with
+its size and checksum, so a file that was cut, lost, altered or left over from another save is seen. A folder that holds
+`recovery/` is a place to go on from; one without is a model and nothing more. Whoever loads a checkpoint's state goes through
+here and through engine/checkpoint.py. Used by rollout/snapshots.py and rollout/recovery.py.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-_LONGEST_HEADER = 100 * 2**20
+import msgspec
+
+from areal.base.atomic import write_atomic
+from areal.base.digests import checksum, file_damage, safetensors_damage
+from areal.base.errors import CheckpointError
+
+MARK = "checkpoint.json"
+FORMAT = 2
+STATE = "recovery/state.json"
+_NAME = re.compile(r"step-(\d{6,})")
 
 
-def is_complete(folder: Path) -> bool:
-    """Weights, optimizer state and its facts are there, each as long as it says it is."""
-    return (
-        (folder / "config.json").is_file()
-        and _whole(folder / "model.safetensors")
-        and _whole(folder / "recovery" / "optimizer.safetensors")
-        and _is_json(folder / "recovery" / "state.json")
-    )
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a checkpoint: its size in bytes and its checksum (base/digests.py)."""
+
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a checkpoint says of itself. files: by their path inside the folder. about: what the controller wrote beside them,
+    see rollout/snapshots.py."""
+
+    format: int
+    step: int
+    files: Mapping[str, File]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def resumable(self) -> bool:
+        """It holds what a run needs to go on, not only a model."""
+        return STATE in self.files
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A checkpoint folder of a run and the step it is named after."""
+
+    step: int
+    path: Path
+
+
+def checkpoints(folder: Path) -> list[Snapshot]:
+    """Every `step-…` folder, whole or not, newest first."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if (name := _NAME.fullmatch(path.name)) and path.is_dir():
+            found.append(Snapshot(int(name[1]), path))
+    return sorted(found, key=lambda snapshot: -snapshot.step)
 
 
 def critic_beside(folder: Path) -> Path:
@@ -30,22 +78,76 @@ def critic_beside(folder: Path) -> Path:
     return folder.with_name(f"critic-{folder.name.rpartition('-')[2]}")
 
 
-def _whole(path: Path) -> bool:
+def read_mark(folder: Path) -> Mark:
+    """The completion mark. Raises CheckpointError where it is missing, unreadable or of another format."""
+    path = folder / MARK
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _LONGEST_HEADER:
-                return False
-            header = json.loads(file.read(length))
-    except (OSError, ValueError):
-        return False
-    data = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    return path.stat().st_size == 8 + length + data
+        mark = msgspec.json.decode(path.read_bytes(), type=Mark)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(
+            f"{folder} is no complete checkpoint: it has no {MARK}, which is written last; name a folder that areal saved"
+        ) from None
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); use an earlier checkpoint") from None
+    if mark.format != FORMAT:
+        raise CheckpointError(
+            f"{folder} is of format {mark.format}, this version reads {FORMAT}; use the version of areal that wrote it"
+        )
+    return mark
 
 
-def _is_json(path: Path) -> bool:
+def write_mark(folder: Path, mark: Mark) -> None:
+    """Put the mark in place, whole and durable; the last thing that happens to a checkpoint."""
+    write_atomic(folder / MARK, json.dumps(asdict(mark), indent=1).encode() + b"\n")
+
+
+def describe(path: Path) -> File:
+    """A small file as it is now."""
+    data = path.read_bytes()
+    return File(len(data), checksum(data))
+
+
+def looks_whole(folder: Path) -> bool:
+    """The mark is there, and every file it lists has its size; a critic that belongs to it too. Cheap: no data is read."""
     try:
-        json.loads(path.read_text())
-    except (OSError, ValueError):
+        mark = read_mark(folder)
+        sizes = all((folder / name).stat().st_size == file.bytes for name, file in mark.files.items())
+    except (CheckpointError, FileNotFoundError):
         return False
-    return True
+    return sizes and (not _wants_critic(mark) or looks_whole(critic_beside(folder)))
+
+
+def damage(folder: Path, *, recovery: bool) -> str | None:
+    """What is wrong with a checkpoint, in words; None where every byte is what was written. recovery: it must also hold what a run
+    needs to go on, its critic's part included. Raises OSError where a file is there and cannot be read."""
+    try:
+        mark = read_mark(folder)
+    except CheckpointError as error:
+        return str(error)
+    if recovery and not mark.resumable:
+        return f"{folder} has no recovery state; it is a model and no place to go on from"
+    for name, file in mark.files.items():
+        check = safetensors_damage if name.endswith(".safetensors") else file_damage
+        if found := check(folder / name, size=file.bytes, checksum=file.checksum):
+            return f"{folder} is damaged: {found}"
+    if not (recovery and _wants_critic(mark)):
+        return None
+    critic = critic_beside(folder)
+    try:
+        same = read_mark(critic).about.get("save") == mark.about.get("save")
+    except CheckpointError as error:
+        return str(error)
+    if not same:
+        return f"{critic} was saved with another checkpoint than {folder}"
+    return damage(critic, recovery=True)
+
+
+def without_recovery(folder: Path) -> None:
+    """Make a mere model of it: the mark first, so that a kill in between leaves a whole checkpoint with files it does not list."""
+    mark = read_mark(folder)
+    kept = {name: file for name, file in mark.files.items() if not name.startswith("recovery/")}
+    write_mark(folder, replace(mark, files=kept))
+
+
+def _wants_critic(mark: Mark) -> bool:
+    return mark.resumable and bool(mark.about.get("critic"))

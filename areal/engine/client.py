@@ -3,6 +3,7 @@
     async with EngineClient(ready["url"], run_token) as engine:
         stats = await engine.train_step(rows, 3, 3)
         manifest = await engine.publish(version=4, retire=[2])
+    written = await engine.begin_save(path, 4, full=True)      # training goes on; `await written` waits for the disk
 
 No time-outs: a step takes as long as it takes while the rank lives. A link that breaks is ProcessDied for every call that waits and every later
 one; the rank's last log lines come from its scheduler. What a rank refuses is raised here as the error it raised there. No torch.
@@ -19,14 +20,22 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from areal.base.errors import ArealError, ConfigError, Forbidden, ProcessDied, ShapeError, TrainingError
+from areal.base.errors import (
+    ArealError,
+    CheckpointError,
+    ConfigError,
+    Forbidden,
+    ProcessDied,
+    ShapeError,
+    TrainingError,
+)
 from areal.base.types import FloatArray
 from areal.engine import commands
 from areal.engine.commands import Command, Done, Failed, Hello, Published, Reply, Row, Scored, Stepped
 from areal.engine.frames import read_frame, write_frame
 
 RAISED: dict[str, type[ArealError]] = {
-    error.__name__: error for error in (ArealError, ConfigError, Forbidden, ShapeError, TrainingError)
+    error.__name__: error for error in (ArealError, CheckpointError, ConfigError, Forbidden, ShapeError, TrainingError)
 }
 """What a rank may answer Failed with, by name."""
 
@@ -85,10 +94,23 @@ class EngineClient:
         request = self._number()
         return (await self._call(commands.Publish(request, version, list(retire)), request, Published)).manifest
 
-    async def save(self, path: str, step: int, *, full: bool) -> None:
-        """Write a checkpoint folder on the rank's disk. full: with what `restore` needs."""
+    async def begin_save(
+        self, path: str, step: int, *, full: bool, about: Mapping[str, Any] | None = None
+    ) -> asyncio.Task[dict[str, Any]]:
+        """Ask for a checkpoint folder on the rank's disk; returns once the command is sent. full: with what `restore` needs.
+
+        Steps that are asked for from here on change nothing in it. Await the result for when it is written: `held_seconds`,
+        `write_seconds`, `bytes`; raises CheckpointError if it could not be."""
         request = self._number()
-        await self._call(commands.Save(request, path, step, full), request, Done)
+        reply = await self._send(commands.Save(request, path, step, full, dict(about or {})), request)
+        return asyncio.create_task(self._written(request, reply), name=f"write {path}")
+
+    async def _written(self, request: int, reply: asyncio.Future[Reply]) -> dict[str, Any]:
+        return (await self._reply(reply, request, Done, "Save")).info
+
+    async def save(self, path: str, step: int, *, full: bool) -> dict[str, Any]:
+        """The same, and wait until it is written."""
+        return await (await self.begin_save(path, step, full=full))
 
     async def restore(self, path: str) -> dict[str, Any]:
         """Go on from a full checkpoint; returns its facts (`step`, `optimizer_steps`)."""
@@ -116,21 +138,31 @@ class EngineClient:
         return self._next
 
     async def _call(self, command: Command, request: int, expected: type[_Reply]) -> _Reply:
+        return await self._reply(await self._send(command, request), request, expected, type(command).__name__)
+
+    async def _send(self, command: Command, request: int) -> asyncio.Future[Reply]:
         if self._lost is not None or self._writer is None:
             raise ProcessDied(str(self._lost))
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[request] = future
         try:
             await write_frame(self._writer, commands.encode(command))
+        except BaseException as error:
+            self._waiting.pop(request, None)
+            if isinstance(error, ConnectionError):
+                raise ProcessDied(f"the training rank at {self.url} is gone ({error}); see its log") from error
+            raise
+        return future
+
+    async def _reply(self, future: asyncio.Future[Reply], request: int, expected: type[_Reply], asked: str) -> _Reply:
+        try:
             reply = await future
-        except ConnectionError as error:
-            raise ProcessDied(f"the training rank at {self.url} is gone ({error}); see its log") from error
         finally:
             self._waiting.pop(request, None)
         if isinstance(reply, Failed):
             raise RAISED.get(reply.kind, ArealError)(reply.message)
         if not isinstance(reply, expected):
-            raise ProcessDied(f"the rank at {self.url} answered {type(reply).__name__} to {type(command).__name__}")
+            raise ProcessDied(f"the rank at {self.url} answered {type(reply).__name__} to {asked}")
         return reply
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:

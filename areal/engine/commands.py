@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -72,12 +72,17 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Write a checkpoint folder (complete or not at all). full: with optimizer, schedule and RNG, for recovery."""
+    """Write a checkpoint folder (complete or not at all). full: with optimizer, schedule and RNG, for recovery. about: facts for
+    its completion mark.
+
+    Commands that follow run as soon as a copy of the state is taken; Done comes when the folder is on disk, with `held_seconds`
+    (of the engine's thread), `write_seconds` and `bytes`."""
 
     request: int
     path: str
     step: int
     full: bool
+    about: dict[str, Any] = {}
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):

@@ -3,7 +3,7 @@
     engine = TrainEngine.load(settings)
     stats = engine.train_step(rows, step=3, current_version=3)
     for name, tensor in engine.named_tensors(): ...            # for the weights source
-    engine.save(path, step=3, full=True); engine.restore(path)
+    engine.save(path, step=3, full=True); engine.restore(path)      # engine.hold is the part of it that training waits for
 
 A step is one or more optimizer mini-batches (whole sessions), each packed into micro-batches (batch.py) whose losses add up. The proximal
 policy is the one at the start of the step: with a single mini-batch its log-probs are those of the same forward pass, detached; with
@@ -34,6 +34,7 @@ from areal.engine.commands import Row
 from areal.engine.critic import Net, load_critic
 from areal.engine.model import load_policy
 from areal.engine.optimizer import Optimizer
+from areal.engine.random_state import PREFIX, random_state, restore_random_state
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
 from areal.engine.stats import StepStats
@@ -101,23 +102,34 @@ class TrainEngine:
         """Current weights in Hugging Face names, tied ones once, not copied."""
         return self.policy.named_tensors()
 
+    def hold(self, step: int, *, full: bool) -> checkpoint.Held:
+        """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal."""
+        if not full:
+            return checkpoint.hold(self.policy)
+        tensors = self._optimizer.state_tensors() | random_state()
+        facts = {"step": step, "optimizer_steps": self._optimizer.steps, "dtype": self.settings.dtype}
+        return checkpoint.hold(self.policy, checkpoint.Recovery(tensors, facts))
+
     def save(self, path: str, step: int, *, full: bool) -> None:
-        """Write a checkpoint folder, complete or not at all; full: with what `restore` needs to go on bit-equal."""
-        recovery = None
-        if full:
-            tensors = self._optimizer.state_tensors() | {"rng.torch": torch.get_rng_state()}
-            recovery = checkpoint.Recovery(tensors, {"step": step, "optimizer_steps": self._optimizer.steps})
-        checkpoint.save(path, self.policy, self.settings.model_dir, recovery)
+        """Write a checkpoint folder, complete or not at all."""
+        checkpoint.write(path, self.hold(step, full=full), self.settings.model_dir, step=step)
 
     @torch.no_grad()
     def restore(self, path: str) -> dict[str, Any]:
-        """Take weights and state from a full checkpoint; returns its facts (`step`, `optimizer_steps`)."""
-        recovery = checkpoint.load(path, self.policy)
+        """Take weights and state from a full checkpoint; returns its facts (`step`, `optimizer_steps`, `dtype`)."""
+        weights, recovery = checkpoint.read(path, self.policy)
         if recovery is None:
             raise ConfigError(f"{path} has no recovery state; resume from a checkpoint that was saved with it")
-        tensors = dict(recovery.tensors)
-        torch.set_rng_state(tensors.pop("rng.torch"))
-        self._optimizer.load_state_tensors(tensors, steps=int(recovery.facts["optimizer_steps"]))
+        if (saved := recovery.facts["dtype"]) != self.settings.dtype:
+            raise ConfigError(
+                f"{path} was trained in {saved}, and this run's dtype is {self.settings.dtype}: set it back, or begin another "
+                "run with actor.path set to that folder"
+            )
+        optimizer = {name: tensor for name, tensor in recovery.tensors.items() if not name.startswith(PREFIX)}
+        self._optimizer.load_state_tensors(optimizer, steps=int(recovery.facts["optimizer_steps"]))
+        for name, tensor in self.policy.named_tensors():
+            tensor.copy_(weights[name])
+        restore_random_state(recovery.tensors)
         return dict(recovery.facts)
 
     @property

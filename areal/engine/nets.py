@@ -5,13 +5,14 @@
     await nets.save(path, step=4, full=True); await nets.restore(path)
 
 A step: the others score the rows first, then credit.py makes advantages of rewards, values and KL, then the policy takes its step, then
-the critic, both on what was scored before either moved. A critic's checkpoint lies beside the policy's and is written first, so a
-complete policy checkpoint has its critic. Used by train.py, assemble.py and rollout/snapshots.py.
+the critic, both on what was scored before either moved. A critic's checkpoint lies beside the policy's; both carry the mark of one
+save, so that parts of two are never taken for one (checkpoint_files.py). Used by train.py, assemble.py and rollout/snapshots.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,24 @@ class Nets:
         theirs = await self._critic.train_step(self.credit.critic_rows(groups, scored), step, current_version)
         return stats | {f"critic_{name}": theirs[name] for name in CRITIC_STATS}
 
+    async def begin_save(
+        self, path: str, step: int, *, full: bool, about: Mapping[str, Any] | None = None
+    ) -> asyncio.Task[dict[str, Any]]:
+        """Ask for the policy's checkpoint folder and, with `full`, its critic's beside it; returns once both are asked for.
+
+        Steps that are asked for from here on change nothing in it. Await the task for when all is on disk: `held_seconds` and
+        `write_seconds` of the slower net, `bytes` of both; raises CheckpointError where one could not be written."""
+        facts = dict(about or {}) | {"save": secrets.token_hex(8), "critic": self._critic is not None}
+        writing = []
+        if self._critic is not None and full:
+            beside = str(critic_beside(Path(path)))
+            writing.append(await self._critic.begin_save(beside, step, full=True, about={"save": facts["save"]}))
+        writing.append(await self.policy.begin_save(path, step, full=full, about=facts))
+        return asyncio.create_task(_all_written(writing), name=f"checkpoint {path}")
+
     async def save(self, path: str, step: int, *, full: bool) -> None:
-        """The policy's checkpoint folder, and its critic's beside it."""
-        if self._critic is not None:
-            await self._critic.save(str(critic_beside(Path(path))), step, full=full)
-        await self.policy.save(path, step, full=full)
+        """The same, and wait until it is written."""
+        await (await self.begin_save(path, step, full=full))
 
     async def restore(self, path: str) -> dict[str, Any]:
         """Go on from there; returns the policy's facts. Raises ConfigError where the critic's part is missing."""
@@ -80,3 +94,15 @@ class Nets:
 
 async def _ask(net: EngineClient | None, rows: Sequence[Row]) -> list[FloatArray] | None:
     return None if net is None else await net.score(rows)
+
+
+async def _all_written(writing: Sequence[asyncio.Task[dict[str, Any]]]) -> dict[str, Any]:
+    """Waits for every one of them, also where another fails."""
+    try:
+        await asyncio.wait(writing)
+    finally:
+        for task in writing:
+            task.cancel()  # where the wait itself was cancelled; the ranks go on
+    done = [task.result() for task in writing]
+    slowest = {name: max(one[name] for one in done) for name in ("held_seconds", "write_seconds")}
+    return slowest | {"bytes": sum(one["bytes"] for one in done)}

@@ -4,6 +4,7 @@
 
 It loads the model, binds a free port, reports tcp://127.0.0.1:PORT. A link starts with Hello (run token, protocol). Commands run one at a time in one
 thread, in the order they came, so the event loop keeps answering; an error becomes a Failed reply and the rank goes on.
+A checkpoint is copied in that thread and written in another, one at a time, while further commands run; its reply comes when it is on disk.
 SIGTERM ends it at once (0), but lets a checkpoint or a publication in progress finish. Weights leave through areal.weights.
 """
 
@@ -13,15 +14,21 @@ import asyncio
 import hmac
 import os
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from pydantic import ValidationError
 
 from areal.base.errors import ArealError, ConfigError
 from areal.cluster.child import ChildSpec, report_ready, run_child
-from areal.engine import commands
+from areal.engine import checkpoint, commands
 from areal.engine.commands import (
     Command,
     Done,
@@ -46,6 +53,17 @@ from areal.weights import Source, source
 
 HELLO_BYTES = 4096
 HELLO_SECONDS = 10.0
+R = TypeVar("R")
+Asked = Score | TrainStep | Publish | Save | Restore | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A checkpoint that is to be written. seconds: how long the copy held up the engine's thread."""
+
+    command: Save
+    held: checkpoint.Held
+    seconds: float
 
 
 class RankServer:
@@ -58,6 +76,8 @@ class RankServer:
         self._token = token
         self._turn = asyncio.Lock()
         self._running: Command | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: asyncio.Task[None] | None = None
         self.stopping = asyncio.Event()
 
     @property
@@ -71,7 +91,13 @@ class RankServer:
             if await self._greet(reader, writer):
                 while (frame := await read_frame(reader)) is not None:
                     command = commands.decode_command(frame)
-                    await write_frame(writer, commands.encode(await self._answer(command)))
+                    if isinstance(command, Save):
+                        await self.written()
+                    reply = await self._answer(command)
+                    if isinstance(reply, Copied):
+                        self._writing = asyncio.create_task(self._write(reply, writer))
+                    else:
+                        await write_frame(writer, commands.encode(reply))
                     if isinstance(command, Stop):
                         self.stopping.set()
         except (OSError, TimeoutError, msgspec.DecodeError) as error:
@@ -84,6 +110,12 @@ class RankServer:
         if isinstance(self._running, Save | Publish):
             async with self._turn:
                 pass
+        await self.written()
+
+    async def written(self) -> None:
+        """Wait until no checkpoint is being written."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         async with asyncio.timeout(HELLO_SECONDS):
@@ -103,28 +135,44 @@ class RankServer:
         await write_frame(writer, commands.encode(refusal or Done(0, {"pid": os.getpid()})))
         return refusal is None
 
-    async def _answer(self, command: Command) -> Reply:
+    async def _answer(self, command: Command) -> Reply | Copied:
         if isinstance(command, Hello):
             return Failed(0, "ArealError", "this link has said hello already")
         async with self._turn:
             self._running = command
             try:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._thread, self._run, command)
-            except ArealError as error:
-                return Failed(command.request, type(error).__name__, str(error))
-            except Exception as error:  # the rank loop is one of the three places where anything may arrive
-                traceback.print_exc()
-                kind = type(error).__name__
-                return Failed(
-                    command.request,
-                    "ArealError",
-                    f"{type(command).__name__} failed: {kind}: {error}; the rank's log has more",
-                )
+                return await self._attempt(self._thread, command, partial(self._run, command))
             finally:
                 self._running = None
 
-    def _run(self, command: Command) -> Reply:
+    async def _write(self, copied: Copied, link: asyncio.StreamWriter) -> None:
+        """Beside whatever is commanded next; the reply goes where the command came from."""
+        reply = await self._attempt(self._writer, copied.command, partial(self._written, copied))
+        with suppress(OSError):  # whoever asked is gone; the checkpoint stands all the same
+            await write_frame(link, commands.encode(reply))
+
+    async def _attempt(self, thread: ThreadPoolExecutor, command: Asked, work: Callable[[], R]) -> R | Failed:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
+        except ArealError as error:
+            return Failed(command.request, type(error).__name__, str(error))
+        except Exception as error:  # the rank loop is one of the three places where anything may arrive
+            traceback.print_exc()
+            kind = type(error).__name__
+            return Failed(
+                command.request,
+                "ArealError",
+                f"{type(command).__name__} failed: {kind}: {error}; the rank's log has more",
+            )
+
+    def _written(self, copied: Copied) -> Reply:
+        command, started = copied.command, time.monotonic()
+        source_dir = self._engine.settings.model_dir
+        checkpoint.write(command.path, copied.held, source_dir, step=command.step, about=command.about)
+        seconds = {"held_seconds": copied.seconds, "write_seconds": time.monotonic() - started}
+        return Done(command.request, seconds | {"bytes": copied.held.bytes})
+
+    def _run(self, command: Command) -> Reply | Copied:
         match command:
             case Score(request, rows):
                 return Scored(request, [values.astype("<f4").tobytes() for values in self._engine.score(rows)])
@@ -136,9 +184,10 @@ class RankServer:
                     self._source.retire(old)
                 manifest = self._source.publish(self._engine.named_tensors(), version)
                 return Published(request, manifest)
-            case Save(request, path, step, full):
-                self._engine.save(path, step=step, full=full)
-                return Done(request)
+            case Save(step=step, full=full):
+                started = time.monotonic()
+                held = self._engine.hold(step, full=full)
+                return Copied(command, held, time.monotonic() - started)
             case Restore(request, path):
                 return Done(request, self._engine.restore(path))
             case Stop(request):

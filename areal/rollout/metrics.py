@@ -61,3 +61,12 @@ for name, combine, description in (
 
 declare("throughput/samples_per_second", "sum", "trained sessions per second since the step before")
 declare("throughput/tokens_per_second", "sum", "sampled tokens of trained sessions per second since the step before")
+
+declare(
+    "checkpoint/held_seconds",
+    "max",
+    "how long training waited for the checkpoint: the copy in memory, and one before it",
+)
+declare("checkpoint/write_seconds", "max", "how long it was then written beside training")
+declare("checkpoint/bytes", "sum", "its tensors")
+declare("checkpoint/failed", "sum", "checkpoints that could not be written")

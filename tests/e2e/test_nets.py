@@ -48,7 +48,9 @@ def test_a_critic_and_a_reference_serve_a_run_and_its_resumption(tmp_path: Path)
     assert (folder / "logs" / "critic-0.log").exists()
     assert (folder / "logs" / "reference-0.log").exists()
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "critic-000002",
         "critic-000004",
         "latest",
+        "step-000002",
         "step-000004",
     ]

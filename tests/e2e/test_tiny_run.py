@@ -15,7 +15,7 @@ import pytest
 
 from areal.base.logs import parse_line
 from areal.base.metrics import read_metrics
-from areal.rollout.snapshots import latest
+from areal.rollout.recovery import newest_good
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
@@ -85,7 +85,7 @@ def test_every_recorded_token_is_trained_masked_dropped_or_still_waiting(run: Pa
 def test_the_checkpoint_is_a_model_that_transformers_loads(run: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    found = latest(run / "checkpoints")
+    found = newest_good(run / "checkpoints")
     assert found is not None
     assert found.step == STEPS
     model = AutoModelForCausalLM.from_pretrained(found.path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal.base.errors import ConfigError, TrainingError
+from areal.base.errors import CheckpointError, ConfigError, TrainingError
 from areal.engine.checkpoint_files import critic_beside
 from areal.engine.commands import Row
 from areal.engine.engine import TrainEngine
@@ -69,7 +69,7 @@ def test_a_critic_resumes_bit_equal(make_engine: MakeEngine, group_rows: GroupRo
     critic.train_step(targets_of(critic, rows, 1.0), 0, 0)
     critic.save(path, step=1, full=True)
     resumed = make_engine(role="critic")
-    assert resumed.restore(path) == {"step": 1, "optimizer_steps": 1}
+    assert resumed.restore(path) == {"step": 1, "optimizer_steps": 1, "dtype": "float32"}
     for engine in (critic, resumed):
         engine.train_step(targets_of(engine, rows, 1.0), 1, 1)
     ours, theirs = dict(resumed.named_tensors()), dict(critic.named_tensors())
@@ -81,7 +81,7 @@ def test_a_policy_s_checkpoint_is_no_critic_s(make_engine: MakeEngine, tmp_path:
     make_engine().save(str(tmp_path / "step-000001"), step=1, full=True)
     with pytest.raises(ConfigError, match="belongs to another model"):
         make_engine(role="critic").restore(str(tmp_path / "step-000001"))
-    with pytest.raises(ConfigError, match="critic-000001 is no checkpoint"):
+    with pytest.raises(CheckpointError, match="critic-000001 is no complete checkpoint"):
         make_engine(role="critic").restore(str(critic_beside(tmp_path / "step-000001")))
 
 

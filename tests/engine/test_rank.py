@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal.base.errors import ConfigError, Forbidden, ProcessDied, ShapeError, TrainingError
+from areal.base.errors import CheckpointError, Forbidden, ProcessDied, ShapeError, TrainingError
 from areal.engine import commands
 from areal.engine.client import EngineClient
 from areal.engine.commands import Hello, Row
@@ -105,7 +105,11 @@ async def test_train_publish_save_restore_stop(
         assert all(torch.equal(received[name], mine[name]) for name in mine)
         await client.save(str(tmp_path / "step-000001"), 1, full=True)
         await client.train_step(rows, 1, 1)
-        assert await client.restore(str(tmp_path / "step-000001")) == {"step": 1, "optimizer_steps": 1}
+        assert await client.restore(str(tmp_path / "step-000001")) == {
+            "step": 1,
+            "optimizer_steps": 1,
+            "dtype": "float32",
+        }
         again = await client.score(rows)
         for theirs, ours in zip(again, local.score(rows), strict=True):
             np.testing.assert_array_equal(theirs, ours)
@@ -121,7 +125,7 @@ async def test_errors_come_back_as_what_they_were_and_the_rank_goes_on(
             await client.train_step([make_row([1, 2, 3], [2], session="broken", logprobs=float("nan"))], 0, 0)
         with pytest.raises(ShapeError, match="session first"):
             await client.score([make_row([1, 2], [0], session="first")])
-        with pytest.raises(ConfigError, match="is no checkpoint"):
+        with pytest.raises(CheckpointError, match="is no complete checkpoint"):
             await client.restore(str(rank.run_dir))
         assert (await client.train_step(group_rows(), 0, 0))["updates"] == 1
 

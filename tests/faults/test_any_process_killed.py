@@ -27,7 +27,7 @@ def start(folder: Path) -> Iterator[subprocess.Popen[str]]:
         "actor.path=tiny-qwen3",
         "rollout.agent.gateway_port=0",
         "evaluator.path=null",
-        "saver.freq_steps=1",
+        "recover.freq_steps=1",
         "gconfig.n_samples=2",
         "train_dataset.batch_size=4",
         f"cluster.fileroot={folder.parent}",

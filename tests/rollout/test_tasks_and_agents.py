@@ -7,9 +7,7 @@ from itertools import islice
 
 import pytest
 
-from areal.assemble import _resumable as resumable
 from areal.base.errors import BadRequest, ConfigError
-from areal.cluster.run_folder import RunFolder
 from areal.config.load import resolve
 from areal.rollout.agent_runs import AgentRuns
 from areal.rollout.agents import load_agent, rewards_of
@@ -116,17 +114,6 @@ def test_which_agents_a_worker_runs(overrides: list[str], purposes: dict[str, ty
     assert {purpose: type(agent).__name__ for purpose, agent in runs._agents.items()} == {
         purpose: kind.__name__ for purpose, kind in purposes.items()
     }
-
-
-def test_recover_off_refuses_a_folder_that_holds_a_run(tmp_path) -> None:
-    folder = RunFolder.of(str(tmp_path), "e", "t", output_dir=None, log_dir=None)
-    folder.create()
-    off, auto = (resolve(None, [f"recover.mode={mode}"]).config for mode in ("off", "auto"))
-    assert resumable(off, folder) is resumable(auto, folder) is None
-    folder.store_path.touch()  # begun, and killed before its first checkpoint
-    assert resumable(auto, folder) is None
-    with pytest.raises(ConfigError, match=r"recover\.mode is off: choose another trial_name"):
-        resumable(off, folder)
 
 
 def test_rewards_are_numbers_for_the_last_answer_or_by_id() -> None:
