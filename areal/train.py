@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from areal.base.logs import Log, announce, warn
+from areal.base.metrics import read_metrics
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import unless_a_process_dies
@@ -29,6 +30,7 @@ from areal.models.torch_install import check_torch
 from areal.rollout.account import settle
 from areal.rollout.batch import Batch
 from areal.rollout.report import RolloutReporter
+from areal.tools.books import faults_of, log_sums, refuse
 from areal.tools.summary import finish
 
 if TYPE_CHECKING:
@@ -173,8 +175,11 @@ class PPOTrainer:
         async with assemble(self.config, self.folder) as run:
             signals.run = run
             await unless_a_process_dies(train(run), run.scheduler)
+            books = await run.store.reading.balance()
             if run.learner is not None:
-                finish(run.folder, run.metrics_path)
+                finish(run.folder, run.metrics_path, books)
+            log_sums(books)
+            refuse(faults_of(books, read_metrics(run.metrics_path)))
 
 
 class _Signals:

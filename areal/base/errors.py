@@ -22,6 +22,7 @@ ArealError
   ShapeError            arrays do not fit together
   TrainingError         a step cannot be applied (NaN, no trainable token)
   CheckpointError       a checkpoint cannot be written, or is not whole
+  AccountingError       what was recorded and what became of it do not add up
 
 The HTTP edge maps `status`, `code`, `retry_after_s` and `should_retry` to each protocol's error shape (web/app.py and
 proxy/dialects). A failed session is data, never a crash.
@@ -193,3 +194,7 @@ class TrainingError(ArealError):
 
 class CheckpointError(ArealError):
     """A checkpoint could not be written (a full disk), or is not what was written; the message names the folder."""
+
+
+class AccountingError(ArealError):
+    """recorded = trained + masked + dropped + waiting + open does not hold somewhere; the session or group at fault is named."""

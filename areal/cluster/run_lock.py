@@ -3,6 +3,7 @@
     with RunLock(run_dir) as lock:
         lock.marker        # this run's mark in the environment of all its processes
         lock.former        # the mark of the run that held the folder before, if it left one; its orphans bear it
+    holder(run_dir)        # Holder(pid, …, alive) or None, for those who only look
 
 The file stays (removing a lock file races with the next to take it); it holds pid, host and marker as JSON.
 """
@@ -15,10 +16,46 @@ import os
 import secrets
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from areal.base.errors import ConfigError
+from areal.cluster.process_tree import exists
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who took the lock last and has not let go of it in order. alive: it holds it still; else it was killed."""
+
+    pid: int
+    host: str
+    since: float
+    marker: str
+    alive: bool
+
+
+def holder(run_dir: Path) -> Holder | None:
+    """None: nobody has the folder, its last run ended in order. Takes no lock, so that a run may start at this very moment."""
+    path = run_dir / "run.lock"
+    try:
+        content, inode = json.loads(path.read_bytes() or b"{}"), path.stat().st_ino
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("pid"), int):
+        return None
+    host = str(content.get("host", ""))
+    alive = exists(content["pid"]) and _is_locked(inode) if host == socket.gethostname() else False
+    return Holder(content["pid"], host, float(content.get("since", 0.0)), str(content.get("marker", "")), alive)
+
+
+def _is_locked(inode: int) -> bool:
+    """Whether the kernel knows a lock on this file; true where it does not say (no /proc)."""
+    try:
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return True
+    return any(":" in word and word.rpartition(":")[2] == str(inode) for word in locks.split())
 
 
 class RunLock:

@@ -12,12 +12,11 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from areal.base.errors import ConfigError
 from areal.chat.base import Tokenizer
 from areal.chat.scripted import scripted_renderer
-from areal.config.yaml_text import load_yaml, number
+from areal.config.recorded import Recorded
 from areal.models.tokenizer import HfTokenizer
 
 _log = logging.getLogger("areal.dashboard")
@@ -36,22 +35,22 @@ class RunFacts:
     def of(cls, run: Path, tokenizer_folder: Path | None = None) -> RunFacts:
         """Read config.yaml and the workers' specs of a run folder. Raises ConfigError for a tokenizer that was asked for
         and cannot be loaded; one that was only found is left out with a warning."""
-        config = _config(run / "config.yaml")
-        discount = number(str(_key(config, "rollout.agent.turn_discount")))
-        clip = number(str(_key(config, "rollout.agent.reward_clip")))
+        config = Recorded.of(run / "config.yaml")
+        discount = config.number("rollout.agent.turn_discount")
+        clip = config.number("rollout.agent.reward_clip")
         return cls(
             name=f"{run.parent.name}/{run.name}",
-            turn_discount=1.0 if discount is None else float(discount),
-            reward_clip=None if clip is None else float(clip),
+            turn_discount=1.0 if discount is None else discount,
+            reward_clip=clip,
             tokenizer=HfTokenizer.load(tokenizer_folder) if tokenizer_folder else _find_tokenizer(run, config),
         )
 
 
-def _find_tokenizer(run: Path, config: Any) -> Tokenizer | None:
-    backend = _key(config, "rollout.backend")
+def _find_tokenizer(run: Path, config: Recorded) -> Tokenizer | None:
+    backend = config.text("rollout.backend") or ""
     try:
-        if isinstance(backend, str) and backend.startswith("scripted") and not _key(config, "actor.path"):
-            return scripted_renderer(str(_key(config, "rollout.scripted.path"))).tokenizer
+        if backend.startswith("scripted") and not config.text("actor.path"):
+            return scripted_renderer(config.text("rollout.scripted.path") or "").tokenizer
         for spec in sorted((run / "processes").glob("*.spec.json")):
             folder = json.loads(spec.read_bytes()).get("model_dir")
             if isinstance(folder, str) and folder:
@@ -59,16 +58,3 @@ def _find_tokenizer(run: Path, config: Any) -> Tokenizer | None:
     except (ConfigError, OSError, ValueError) as error:
         _log.warning("token texts are not shown, only ids: %s", error)
     return None
-
-
-def _config(path: Path) -> Any:
-    try:
-        return load_yaml(path.read_text(), str(path))
-    except (OSError, ConfigError):
-        return {}
-
-
-def _key(config: Any, dotted: str) -> Any:
-    for name in dotted.split("."):
-        config = config.get(name) if isinstance(config, dict) else None
-    return config

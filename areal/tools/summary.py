@@ -1,27 +1,31 @@
 """What a run came to: pictures, summary.json and a few lines for the terminal.
 
-    finish(folder, metrics_path)     # reward.png, loss.png, summary.json in the run folder
+    finish(folder, metrics_path, books)     # reward.png, loss.png, summary.json in the run folder
 
-Everything is read back from metrics.jsonl, so the summary says what was logged and nothing else.
+The numbers are read back from metrics.jsonl and the store's books, so the summary says what was logged and stored and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from areal.base.atomic import write_atomic
 from areal.base.logs import announce
 from areal.base.metrics import MetricsTable, read_metrics
 from areal.cluster.run_folder import RunFolder
+from areal.store.balance import Balance
 
 
-def finish(folder: RunFolder, metrics_path: Path) -> dict[str, float | int | str | None]:
-    """Draw, write, announce; returns the summary."""
+def finish(folder: RunFolder, metrics_path: Path, books: Balance) -> dict[str, Any]:
+    """Draw, write, announce; returns the summary. books: where everything recorded went."""
     from areal.tools.plot_metrics import draw  # brings matplotlib, which a run needs only now
 
     table = read_metrics(metrics_path)
-    summary = summarise(table) | {"checkpoint": _checkpoint(folder)}
+    summary = summarise(table) | {"checkpoint": _checkpoint(folder), "accounts": msgspec.to_builtins(books)}
     pictures = [
         pair for pair in (("train/reward", "reward.png"), ("train/loss", "loss.png")) if table.series(pair[0]).steps
     ]
@@ -48,7 +52,7 @@ def summarise(table: MetricsTable) -> dict[str, float | int | str | None]:
     }
 
 
-def _sentence(summary: dict[str, float | int | str | None]) -> str:
+def _sentence(summary: dict[str, Any]) -> str:
     before, after = summary["eval_reward_before"], summary["eval_reward_after"]
     if isinstance(before, float) and isinstance(after, float):
         return f"held-out reward: {before:.3f} before -> {after:.3f} after {summary['steps']} steps"

@@ -30,6 +30,7 @@ from areal.inference.native.server import ServerSpec, build_engine
 from areal.models.dense import DenseNet
 from areal.models.fetch import resolve
 from areal.proxy.recorder import rng_seed
+from areal.rollout.account import settle
 from areal.rollout.datasets import Task, endless, read_tasks
 
 STEPS = 3
@@ -80,6 +81,7 @@ async def steps(run: Run, n: int, keep: Path | None = None, first: int = 0) -> l
         await learner.nets.train(batch.groups, step=step, current_version=run.gate.current.label, lags=batch.lags)
         if keep is not None:
             await learner.nets.save(str(keep / str(run.gate.next_version().label)), step=step, full=False)
+        await settle(run.store.training, batch)
         await learner.publisher.publish(consumed=batch.group_ids)
     return sessions
 
@@ -117,6 +119,7 @@ async def test_every_recorded_logprob_is_that_of_the_version_it_names_also_acros
                 break
         assert not talking.done()
         talking.cancel()
+        assert (await run.store.reading.balance()).faults == ()  # in the middle of everything
     assert mixed, "no request lived through a swap"
     base = resolve("tiny-qwen3")
     worst = 0.0
@@ -152,6 +155,7 @@ async def test_lag_0_is_bit_equal_to_a_plain_sequential_loop(tmp_path) -> None:
         assert run.learner is not None
         await run.learner.nets.save(str(tmp_path / "service"), step=STEPS, full=False)
         assert (await run.store.training.counts()).dropped == {}
+        assert (await run.store.reading.balance()).faults == ()
     TrainLoop(config).run(tmp_path / "plain")
     ours, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("service", "plain"))
     start = load_file(resolve(config.actor.path) / "model.safetensors")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from areal.base.metrics import read_metrics
+from tests.books import balanced
 
 ROOT = Path(__file__).resolve().parents[2]
 NETS = (
@@ -38,8 +39,10 @@ def test_a_critic_and_a_reference_serve_a_run_and_its_resumption(tmp_path: Path)
         "latest",
         "step-000002",
     ]
+    balanced(folder)
     second = train(folder, 4, *NETS)
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
+    assert len(balanced(folder).books.trained_by_version) == 4
     table = read_metrics(folder / "logs" / "metrics.jsonl")
     assert len(table.series("train/ref_kl").values) == 4
     errors = table.series("train/critic_value_error").values

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from areal.base.logs import parse_line
 from areal.base.metrics import read_metrics
 from areal.rollout.recovery import newest_good
+from tests.books import balanced
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
@@ -69,17 +69,20 @@ def test_rollout_and_training_overlap_and_no_token_is_older_than_the_lag(run: Pa
 
 
 def test_every_recorded_token_is_trained_masked_dropped_or_still_waiting(run: Path) -> None:
-    connection = sqlite3.connect(f"file:{run / 'store.sqlite'}?mode=ro", uri=True)
-    one = lambda query: connection.execute(query).fetchone()[0] or 0  # noqa: E731
-    consumed = (
-        "SELECT seq FROM sessions WHERE group_seq IN (SELECT seq FROM task_groups WHERE consumed_step IS NOT NULL)"
-    )
-    recorded = one(f"SELECT sum(output_tokens) FROM interactions WHERE session_seq IN ({consumed})")
-    accounted = one(f"SELECT sum(tokens) FROM token_accounts WHERE session_seq IN ({consumed})")
-    assert recorded == accounted > 0
-    trained = one("SELECT sum(tokens) FROM token_accounts WHERE reason = ''")
+    status = balanced(run)
+    books = status.books
+    assert (status.state, status.steps, status.processes) == ("stopped", STEPS, ())
     logged = read_metrics(run / "logs" / "metrics.jsonl").series("train/trained_tokens").values
-    assert trained == sum(logged)
+    assert books.trained.tokens == sum(logged) > 0
+    assert len(books.trained_by_version) == STEPS
+    assert books.evaluation.sessions > 0
+    summary = json.loads((run / "summary.json").read_text())["accounts"]
+    assert summary["trained"]["tokens"] == books.trained.tokens
+    units = {row["unit"]: row for row in lines(run, "account")}
+    assert units.keys() == {"tokens", "interactions", "sessions", "groups"}
+    for row in units.values():
+        parts = (int(row[name]) for name in ("trained", "masked", "dropped", "waiting", "open"))
+        assert int(row["recorded"]) == sum(parts) > 0
 
 
 def test_the_checkpoint_is_a_model_that_transformers_loads(run: Path) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.books import balanced
+
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 30.0  # generous: the machine may be busy; what is tested is that nothing hangs
 
@@ -75,6 +77,7 @@ def test_the_run_ends_soon_and_names_the_process_that_died(victim: str, tmp_path
     assert "SIGKILL" in stderr
     assert "Traceback" not in stderr
     assert members(folder) == []
+    assert balanced(folder).steps >= 1
 
 
 def test_a_stopped_run_saves_and_the_same_command_goes_on_from_there(tmp_path: Path) -> None:
@@ -83,6 +86,7 @@ def test_a_stopped_run_saves_and_the_same_command_goes_on_from_there(tmp_path: P
         wait_for("[train] step=1 ", folder, run)
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=60) == 0
+    balanced(folder)
     steps = sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
     with start(folder) as again:
         wait_for(f"resumed from {folder / 'checkpoints' / f'step-{steps[-1]:06d}'}", folder, again)
@@ -93,6 +97,7 @@ def test_a_stopped_run_saves_and_the_same_command_goes_on_from_there(tmp_path: P
     headers = [line.split()[1] for line in log if line.startswith("# run_id=")]
     assert len(headers) == 2
     assert len(set(headers)) == 1, "a resume continues its own run id"
+    assert balanced(folder).state == "stopped"
     assert members(folder) == []
 
 
@@ -105,3 +110,4 @@ def test_a_controller_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
     while members(folder):
         assert time.monotonic() < deadline, members(folder)
         time.sleep(0.2)
+    assert balanced(folder).state == "crashed"

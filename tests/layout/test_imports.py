@@ -25,6 +25,7 @@ LIGHT_MODULES = (
     "areal.models.torch_install",
     "areal.__main__",
     "areal.tools.plot_metrics",
+    "areal.tools.status",
 )
 HEAVY_PACKAGES = ("torch", "transformers", "matplotlib", "safetensors", "gguf")
 

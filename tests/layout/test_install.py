@@ -42,6 +42,7 @@ def bare(*words: str) -> subprocess.CompletedProcess[str]:
         ("areal.train", "--help"),
         ("areal.tools.plot_metrics", "--help"),
         ("areal.dashboard", "--help"),
+        ("areal.tools.status", "--help"),
         ("areal.doctor", "--help"),
         ("areal.models.fetch", "--help"),
     ],
