@@ -46,8 +46,9 @@ from areal.rollout.recovery import Start, take_up
 from areal.rollout.snapshots import Purpose, Schedule, Snapshots
 from areal.rollout.staleness import StalenessGate
 from areal.rollout.weights import WeightPublisher
-from areal.store import open_store, store_url
+from areal.store import open_store
 from areal.store.base import Store
+from areal.store.location import choose_store
 from areal.tools.progress import Progress
 from areal.web.client import JsonClient
 
@@ -131,12 +132,13 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             )
         )
         metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
-        store = await stack.enter_async_context(await open_store(store_url(folder.store_path)))
+        store_url = choose_store(folder.root, config.store.url, run_id)
+        store = await stack.enter_async_context(await open_store(store_url))
         await _take_up(config, store, start, incarnation)
         gate = await StalenessGate.open(
             store.training, limits_of(config), incarnation=incarnation, first_step=start.step
         )
-        launch = Launch(config, folder, scheduler, gate, start.model_dir, run_id)
+        launch = Launch(config, folder, scheduler, gate, start.model_dir, run_id, store_url)
         announce("RLTrainer", f"starting the processes of this run; their logs are in {folder.logs}")
         servers, ranks = await launch.servers_and_ranks(stack)
         nets = Nets(ranks.pop("policy"), credit_of(config), **ranks) if ranks else None

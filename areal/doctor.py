@@ -39,11 +39,13 @@ from areal.config.rollout import ScriptedConfig
 from areal.config.run import EvaluatorConfig, RunConfig
 from areal.config.show import masked_yaml
 from areal.config.startable import refuse_unstartable
+from areal.config.store import StoreConfig
 from areal.inference.scripted.script import read_script
 from areal.launch import Launch, loopback_past_proxies
 from areal.models.fetch import resolve
 from areal.rollout.staleness import StalenessGate
 from areal.store import open_store, store_url
+from areal.store.location import has_store
 from areal.tools.doctor.agent_process import AgentRun, run_agent
 from areal.tools.doctor.diagnosis import diagnose
 from areal.tools.doctor.findings import Requests, Setting, judge
@@ -126,6 +128,7 @@ def _for_one_agent(command: Command, folder: RunFolder) -> RunConfig:
             "rollout": config.rollout.model_copy(update=rollout),
             "train_dataset": config.train_dataset.model_copy(update={"path": None}),
             "evaluator": EvaluatorConfig(),
+            "store": StoreConfig(),
         }
     )
     refuse_unstartable(config)
@@ -150,7 +153,7 @@ async def _play(
     async with AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
         model_dir = await asyncio.to_thread(_model_dir, config)
-        launch = Launch(config, folder, scheduler, gate, model_dir, "doctor")
+        launch = Launch(config, folder, scheduler, gate, model_dir, "doctor", store_url(folder.store_path))
         await launch.servers_alone(stack)
         workers, url = await launch.front(stack, attach=False)
         _say(f"gateway at {url}; the agent starts now")
@@ -237,7 +240,7 @@ def parse(argv: Sequence[str]) -> Command:
     if not flags.agent.strip():
         parser.error("--agent is empty; write the command line that runs the agent once")
     output_dir = Path(flags.output_dir).absolute() if flags.output_dir else None
-    if output_dir is not None and (output_dir / "store.sqlite").exists():
+    if output_dir is not None and has_store(output_dir):
         raise ConfigError(f"{output_dir} holds a run already; choose a new --output-dir")
     resolved = resolve_config(Path(flags.config) if flags.config else None, [*flags.overrides, *rest])
     for note in resolved.notes:

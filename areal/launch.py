@@ -1,6 +1,6 @@
 """The processes of one run: which, with which settings, in which order.
 
-    launch = Launch(config, folder, scheduler, gate, model_dir, run_id)
+    launch = Launch(config, folder, scheduler, gate, model_dir, run_id, store_url)
     servers, ranks = await launch.servers_and_ranks(stack)              # url -> Backend, net -> client; they load side by side
     workers, gateway_url = await launch.front(stack)                    # then what clients reach
 
@@ -37,7 +37,6 @@ from areal.inference import connect
 from areal.inference.backend import Backend
 from areal.models.fetch import resolve, same_vocabulary
 from areal.rollout.staleness import StalenessGate
-from areal.store import store_url
 from areal.web.address import is_loopback
 from areal.web.client import JsonClient
 
@@ -91,6 +90,7 @@ class Launch:
         gate: StalenessGate,
         model_dir: Path | None,
         run_id: str,
+        store_url: str,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -98,7 +98,7 @@ class Launch:
         self.gate = gate
         self.model_dir = model_dir
         self.token = scheduler.run_token
-        self.store_url = store_url(folder.store_path)
+        self.store_url = store_url
         self.run_id = run_id
         self.servers: dict[str, Backend] = {}
 

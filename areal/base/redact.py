@@ -26,9 +26,15 @@ _AFTER_HEADER = re.compile(
     r"\bx-api-key[\"']?\s*[:=]\s*[\"']?|\bapi[-_]key(?:[\"']?\s*:\s*[\"']|=[\"']?))([^\s\"'\\,;()\[\]{}<>|&]+)"
 )
 
+# In a URL: after the user's name, or as a parameter.
+_PASSWORD = re.compile(r"(?<=://)([^/?#@:]*:)[^/?#@]+(?=@)|([?&](?:ssl)?password=)[^&]+")
+
 
 def hint(secret: str) -> str:
-    """The shape of a secret without the secret: `sk-…` if it begins so, then its last four characters if it is long."""
+    """The shape of a secret without the secret: `sk-…` if it begins so, then its last four characters if it is long. Of a URL
+    all but the password."""
+    if "://" in secret:
+        return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}…", secret)
     tail = secret[-_HINT_CHARS:] if len(secret) >= _SHORTEST_WITH_HINT else ""
     return ("sk-" if secret.startswith("sk-") else "") + "…" + tail
 

@@ -10,6 +10,7 @@ from areal.config.cluster import ClusterConfig, SchedulerConfig
 from areal.config.engine import ActorConfig, CriticConfig, ModelConfig, TeacherConfig
 from areal.config.rollout import GenerationConfig, RolloutConfig
 from areal.config.section import Section
+from areal.config.store import StoreConfig
 from areal.config.upstream import ApiGatewayConfig, ModelRoutingConfig
 
 RecoverMode = Literal["auto", "on", "off"]
@@ -96,6 +97,7 @@ class RunConfig(Section):
     total_train_steps: int = Field(100, ge=1)
     """Training steps until the run ends; also the length of the learning-rate schedule."""
     cluster: ClusterConfig = ClusterConfig()
+    store: StoreConfig = StoreConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     actor: ActorConfig = ActorConfig()
     ref: ModelConfig | None = None

@@ -9,6 +9,7 @@ and command_line.py.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from areal.base.errors import ConfigError
@@ -25,6 +26,8 @@ def why_not(config: RunConfig) -> list[str]:
         + _agents_and_tasks(config)
         + _model_and_queue(config)
         + _files_that_are_not_there(config)
+        + _drivers_that_are_not_there(config)
+        + _drivers_that_are_not_there(config)
         + cannot_learn(config)
     )
 
@@ -101,4 +104,12 @@ def _files_that_are_not_there(config: RunConfig) -> list[str]:
         f"{key}={path} is no file (looked in {Path.cwd()}); name {kind}"
         for key, (path, kind) in named.items()
         if path and not Path(path).is_file()
+    ]
+
+
+def _drivers_that_are_not_there(config: RunConfig) -> list[str]:
+    if config.store.url is None or importlib.util.find_spec("psycopg"):
+        return []
+    return [
+        "store.url needs the psycopg driver: pip install 'areal[postgres]', or take it out to keep the run in a file"
     ]

@@ -21,11 +21,12 @@ from typing import Annotated, Literal
 import orjson
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
-from areal.base.errors import ArealError, ConfigError, NotFound
+from areal.base.errors import ArealError, NotFound
 from areal.dashboard.run_facts import RunFacts
 from areal.dashboard.view import View
-from areal.store import open_store, store_url
+from areal.store import open_store
 from areal.store.base import Store
+from areal.store.location import find_store
 from areal.web.address import bind, url_of
 from areal.web.app import create_app
 from areal.web.auth import presented_keys, require
@@ -90,14 +91,12 @@ def app(store: Store, log_dir: Path, token: str, facts: RunFacts | None = None) 
 
 async def show(run: Path, log_dir: Path, port: int, facts: RunFacts) -> None:
     """Serve the page of a run until SIGTERM or Ctrl-C. The run may be over, or not have begun a step."""
-    path = run / "store.sqlite"
-    if not path.is_file():  # opening would make one
-        raise ConfigError(f"{run} has no store.sqlite; give the folder of a run (it holds config.yaml and logs/)")
+    url = find_store(run)  # opening would make one
     sock = bind("127.0.0.1", port, setting="--port")
     token = secrets.token_urlsafe(24)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
-        store = await stack.enter_async_context(await open_store(store_url(path.absolute())))
+        store = await stack.enter_async_context(await open_store(url))
         await serve(
             app(store, log_dir, token, facts),
             sock,

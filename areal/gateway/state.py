@@ -21,6 +21,7 @@ import msgspec
 
 from areal.base.atomic import write_atomic
 from areal.base.errors import ConfigError
+from areal.base.redact import hint
 from areal.cluster.process_tree import exists
 
 _Facts = TypeVar("_Facts", bound=msgspec.Struct)
@@ -52,7 +53,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     born: str = ""
 
     def __repr__(self) -> str:
-        return f"RunFacts(run_id={self.run_id!r}, pid={self.pid}, store_url={self.store_url!r})"
+        return f"RunFacts(run_id={self.run_id!r}, pid={self.pid}, store_url={hint(self.store_url)!r})"
 
 
 def state_folder() -> Path:

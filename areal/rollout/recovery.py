@@ -25,6 +25,7 @@ from areal.config.run import RecoverMode, RunConfig
 from areal.engine.checkpoint_files import Snapshot, checkpoints, critic_beside, damage, read_mark
 from areal.models.fetch import resolve
 from areal.models.fingerprint import fingerprint
+from areal.store.location import has_store
 
 PARTS = {"config": "its architecture differs", "tokenizer": "its tokenizer differs", "weights": "its weights differ"}
 
@@ -44,7 +45,7 @@ class Start:
 
 def take_up(config: RunConfig, folder: RunFolder) -> Start:
     """Raises ConfigError where the folder must not be gone on with, CheckpointError where it should be and cannot."""
-    if config.recover.mode == "off" and folder.store_path.exists():
+    if config.recover.mode == "off" and has_store(folder.root):
         raise ConfigError(
             f"{folder.root} holds a run already and recover.mode is off: choose another trial_name, or recover.mode=auto"
         )

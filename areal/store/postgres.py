@@ -21,9 +21,10 @@ from urllib.parse import parse_qsl, urlencode
 import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.numeric import NumericBinaryLoader
+from psycopg.types.numeric import NumericBinaryLoader, NumericLoader
 
 from areal.base.errors import ConfigError, StoreError
+from areal.base.redact import protect
 from areal.store.sql.engine import Connection, Cursor, Values
 
 KEPT_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
@@ -61,6 +62,7 @@ class PostgresEngine:
             raise ConfigError(
                 "store.url is no Postgres URL; write postgresql://USER:PASSWORD@HOST/DATABASE?schema=NAME"
             ) from None
+        protect(str(place.get("password") or ""))
         self.name = f"postgresql://{place.get('host', '')}/{place.get('dbname', '')}?schema={self._schema}"
         busy = f"{busy_timeout_s * 1000:.0f}ms"
         settings = f"-c search_path={self._schema} -c lock_timeout={busy} -c idle_in_transaction_session_timeout={busy}"
@@ -74,7 +76,8 @@ class PostgresEngine:
     def connect(self) -> Connection:
         raw = psycopg.connect(self._conninfo, autocommit=True, row_factory=_rows)
         try:
-            raw.adapters.register_loader("numeric", _Whole)
+            for loader in (_Whole, _WholeBinary):
+                raw.adapters.register_loader("numeric", loader)
             connection = _Connection(raw)
             fsync, commit = connection.execute(
                 "SELECT current_setting('fsync'), current_setting('synchronous_commit')"
@@ -186,8 +189,15 @@ class _Connection:
         self.raw.close()
 
 
-class _Whole(NumericBinaryLoader):
+class _Whole(NumericLoader):
     """sum() of integers is a numeric there; all numerics of the store are such sums."""
+
+    def load(self, data: Any) -> Any:
+        return int(super().load(data))
+
+
+class _WholeBinary(NumericBinaryLoader):
+    """The same where values come in binary."""
 
     def load(self, data: Any) -> Any:
         return int(super().load(data))

@@ -139,3 +139,17 @@ def test_redaction_leaves_ordinary_text_alone() -> None:
 def test_a_hint_shows_four_characters_at_most() -> None:
     assert hint(KEY) == "sk-…WxYz"
     assert hint("short") == "…"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://user:geheim@host:5432/db?sslmode=require", "postgresql://user:…@host:5432/db?sslmode=require"),
+        ("postgresql://host/db?user=u&password=geheim&x=1", "postgresql://host/db?user=u&password=…&x=1"),
+        ("postgresql://user@host/db", "postgresql://user@host/db"),
+    ],
+)
+def test_of_a_url_only_the_password_is_hidden(url: str, shown: str) -> None:
+    assert hint(url) == shown
+    protect(url)
+    assert redact(f"opened {url} now") == f"opened {shown} now"
