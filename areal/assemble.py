@@ -242,7 +242,7 @@ def recipe_of(config: RunConfig) -> Recipe:
     return Recipe(agent.export_style, agent.turn_discount, agent.reward_clip)
 
 
-def stale_policy(config: RunConfig) -> Literal["drop", "mask"]:
+def stale_policy(config: RunConfig) -> Literal["drop", "mask", "wait"]:
     """What becomes of tokens that are too old (settled 19)."""
     policy = config.rollout.stale_tokens
     return policy if policy != "auto" else "mask" if config.rollout.agent.mode == "online" else "drop"
@@ -256,6 +256,7 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
         batch_groups=config.train_dataset.batch_size,
         informative=credit_of(config).informative if resolved(config).dynamic_sampling else None,
         stale=stale_policy(config),
+        wait_s=config.rollout.stale_wait_seconds,
         say=lambda text: announce("RLTrainer", text),
     )
 

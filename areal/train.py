@@ -96,6 +96,8 @@ def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str,
     tokens_per_second = batch.recorded_tokens / seconds
     unusual = {
         "rewards_clipped": batch.rewards_clipped,
+        "stale_groups": batch.stale_groups,
+        "held_seconds": batch.held_seconds,
         "servers_out": len(run.learner.publisher.out) if run.learner else 0,
     }
     Log("train").line(

@@ -11,7 +11,7 @@ from areal.config.section import Section
 
 AgentMode = Literal["inline", "subproc", "online"]
 StylesOfExport = Literal["individual", "concat"]
-StalePolicy = Literal["auto", "drop", "mask"]
+StalePolicy = Literal["auto", "drop", "mask", "wait"]
 SamplingOwner = Literal["client", "policy"]
 RewardKey = Literal["session", "admin"]
 ToolCallParser = Literal[
@@ -105,7 +105,11 @@ class RolloutConfig(Section):
     max_head_offpolicyness: int = Field(2, ge=0)
     """Most versions a trained token may be behind the weights being trained. 0 = synchronous."""
     stale_tokens: StalePolicy = "auto"
-    """What happens to tokens older than that: drop the session, or mask the tokens; auto = mask online, drop elsewhere."""
+    """What happens to tokens older than that: drop the session, or mask the tokens; wait = a step waits for running groups that
+    would be too old after it, and nothing is lost (docs/staleness.md); auto = mask online, drop elsewhere."""
+    stale_wait_seconds: float = Field(600.0, gt=0)
+    """Longest wait of one step for running groups, under `stale_tokens: wait` or for a task that has lost work as stale; then the step
+    goes on and drops or masks what is too old."""
     group_timeout_seconds: float = Field(3600.0, gt=0)
     """A group not complete by then is trained with its survivors (>= 2), or dropped."""
     agent: AgentConfig = AgentConfig()

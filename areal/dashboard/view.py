@@ -66,6 +66,7 @@ class View:
             "dropped_groups": dict(counts.dropped),
             "dropped_sessions": await reading.dropped_sessions(),
             "masked_tokens": await reading.masked_tokens(),
+            "losses": [msgspec.to_builtins(loss) for loss in await reading.losses()],
             "tokens": {
                 "recorded": counts.recorded_tokens,
                 "trained": counts.trained_tokens,

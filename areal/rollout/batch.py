@@ -49,11 +49,21 @@ class Checked:
     group: Group | None
     shares: Mapping[str, Mapping[str, Share]]
 
+    @property
+    def task_id(self) -> str:
+        return self.group.task_id if self.group is not None else ""
+
+    @property
+    def stale(self) -> bool:
+        """Whether anything of it is left out as too old."""
+        return any("stale" in account for account in self.shares.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Groups for one training step. reward: mean over sessions of the raw sum. lags: version label -> steps behind.
-    rewards_clipped: how many rewards are trained as less than was set (rollout.agent.reward_clip).
+    rewards_clipped: how many rewards are trained as less than was set (rollout.agent.reward_clip). stale_groups: dropped as stale since
+    the batch before. held_seconds: how long this one was complete but for running groups that it had to wait for.
 
     accounts: session id -> what of it is trained ("") and masked, by reason, for every session of these groups, so that
     recorded = trained + masked holds for each."""
@@ -65,6 +75,8 @@ class Batch:
     accounts: Mapping[str, Mapping[str, Share]]
     lags: dict[int, int] = field(default_factory=dict)
     rewards_clipped: int = 0
+    stale_groups: int = 0
+    held_seconds: float = 0.0
 
     @property
     def sessions(self) -> int:
@@ -98,8 +110,8 @@ def collected(ended: EndedGroup, interactions: Mapping[str, Sequence[Interaction
     return Collected(Group(ended.id, ended.task_id, tuple(trajectories)), fates)
 
 
-def checked_ages(whole: Collected, gate: StalenessGate, stale: Literal["drop", "mask"]) -> Checked:
-    """Every trained token's age against the gate's weights; drop leaves out its whole session, mask the token alone."""
+def checked_ages(whole: Collected, gate: StalenessGate, stale: Literal["drop", "mask", "wait"]) -> Checked:
+    """Every trained token's age against the gate's weights; mask leaves out the token alone, the others its whole session."""
     group, old = whole.group, [gate.too_old(row.versions, row.trained) for row in whole.group.trajectories]
     too_old = _per_interaction(whole, old)
     if not any(any(found.values()) for found in too_old.values()):
@@ -115,6 +127,12 @@ def checked_ages(whole: Collected, gate: StalenessGate, stale: Literal["drop", "
             for session, found in too_old.items()
         }
     return Checked(replace(group, trajectories=tuple(kept)) if survives else None, _shares(whole, too_old))
+
+
+def last_step(group: Group, gate: StalenessGate) -> int:
+    """The last step that can train all of it: that of its oldest trained token's weights, plus the lag."""
+    behind = max(int(gate.lag(row.versions)[row.trained].max(initial=0)) for row in group.trajectories)
+    return gate.current.step + gate.limits.max_lag - behind
 
 
 def batch_of(checked: Sequence[Checked], gate: StalenessGate, *, reward_clip: float | None) -> Batch:

@@ -25,6 +25,12 @@ for name, combine, description in (
     ("version", "last", "label of the weights that the step made"),
     ("sessions", "sum", "sessions in the step"),
     ("servers_out", "max", "inference servers without traffic, because they do not serve the current version"),
+    ("stale_groups", "sum", "groups dropped as stale since the step before"),
+    (
+        "held_seconds",
+        "max",
+        "how long the batch was complete but for running groups that it waited for (stale_wait_seconds)",
+    ),
     ("rewards_clipped", "sum", "rewards beyond rollout.agent.reward_clip, trained as that bound"),
     ("recorded_tokens", "sum", "sampled tokens of these sessions, trained or masked"),
     ("wait_seconds", "max", "time the loop waited for a batch"),

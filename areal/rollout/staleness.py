@@ -4,7 +4,9 @@
     gate.current                         # Version(label=4, step=4)
     await gate.learn(versions)           # labels of an earlier life of the run are looked up in the store
     gate.lag(versions)                   # steps behind the weights being trained, one per token
+    await gate.reserve(gate.next_version())    # before anybody can sample under it: its label is taken
     await gate.advance(gate.next_version(), consumed=ids)     # a step was trained and published: its groups are consumed, slots open
+    await gate.running()                 # groups that still run, and the step of the oldest weights they may have sampled with
 
 The supply is bounded by the store's admission (store/admission.py, settled 3); this class publishes the limits it
 applies and moves the version. Lag is a difference of *steps*: labels are never reused, so tokens of a lost timeline keep
@@ -15,12 +17,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from areal.base.types import BoolArray, IntArray, Limits, Version
 from areal.store.base import TrainingStore
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGroup:
+    """opened_at: the step of the weights that were current when it opened, so none of its tokens is older."""
+
+    id: str
+    task_id: str
+    opened_at: int
+
 
 NEVER = np.iinfo(np.int32).max  # the lag of a label nobody published
 
@@ -34,6 +46,7 @@ class StalenessGate:
         self.limits = limits
         self.current = current
         self.opened = asyncio.Event()  # set whenever slots may have opened; the dispatcher clears it
+        self._opened_at: dict[str, int] = {}  # of the groups that ran when we last looked
 
     @classmethod
     async def open(
@@ -44,14 +57,32 @@ class StalenessGate:
         current = Version(label=last.label + 1 if last else 0, step=first_step, incarnation=incarnation)
         await training.set_limits(limits)
         await training.advance(current, [])
-        return cls(training, limits, current)
+        gate = cls(training, limits, current)
+        # What runs already was opened in an earlier life: it counts as old as can still be trained.
+        gate._opened_at = {group.id: first_step - limits.max_lag for group in await training.running()}
+        return gate
 
     def next_version(self) -> Version:
         """The label and step of the weights that the running training step will make."""
         return Version(self.current.label + 1, self.current.step + 1, self.current.incarnation)
 
+    async def reserve(self, version: Version) -> None:
+        """Take the label before the first server can sample under it: if the run dies before `advance`, tokens that carry it keep
+        it for themselves, and the next life takes the label after it (settled 4). Nothing else changes yet."""
+        await self._training.advance(version, [])
+        self._steps[version.label] = version.step
+
+    async def running(self) -> list[RunningGroup]:
+        """The groups that run, in the order in which they opened."""
+        seen = await self._training.running()
+        self._opened_at = {group.id: self._opened_at.get(group.id, self.current.step) for group in seen}
+        return [RunningGroup(group.id, group.task_id, self._opened_at[group.id]) for group in seen]
+
     async def advance(self, version: Version, consumed: Sequence[str]) -> None:
         """The step is trained and served: one transaction for the version row and what it consumed."""
+        await (
+            self.running()
+        )  # those that are new by now opened under the former weights: the servers have left them, we have not
         await self._training.advance(version, consumed)
         self._steps[version.label] = version.step
         self.current = version

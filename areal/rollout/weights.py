@@ -73,6 +73,7 @@ class WeightPublisher:
                 if task.done():
                     task.result()  # it ended by a bug: raise it here
             version = self._gate.next_version()
+            await self._gate.reserve(version)
             self._newest = await self._engine.publish(version.label, retire=self._published)
             self._published = [version.label]
             failed = await self._load_everywhere(version.label)

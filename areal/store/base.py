@@ -48,6 +48,26 @@ class EndedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """A group that runs: it is not full yet, or sessions of it are live."""
+
+    id: str
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one task lost for one reason. groups: dropped whole. sessions: those dropped, in whichever way, and those with tokens
+    that were masked as stale. tokens: recorded by the dropped ones, and the stale ones of the others."""
+
+    task_id: str
+    reason: str
+    groups: int
+    sessions: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Sums over the ended sessions of some groups. reward: mean of the sessions' raw reward sums, None if none ended well."""
 
@@ -196,6 +216,10 @@ class TrainingStore(Protocol):
         they go on with the sessions that ended well, or are dropped. Groups with live sessions may still wait for these."""
         ...
 
+    async def running(self) -> tuple[OpenGroup, ...]:
+        """The groups that run, in the order in which they opened."""
+        ...
+
     async def occupancy(self) -> tuple[int, int]:
         """(running, accepted) groups, at once, for loops that wait for work."""
         ...
@@ -241,6 +265,10 @@ class Reading(Protocol):
 
     async def balance(self) -> Balance:
         """Where everything recorded went, in every unit, on one snapshot, with what does not add up. Walks through all sessions."""
+        ...
+
+    async def losses(self, limit: int = 20) -> tuple[Loss, ...]:
+        """Drops by task and reason, and what was masked as stale; the largest in tokens first. Walks through all that was lost."""
         ...
 
     async def finished(self, first: int, count: int) -> Finished:

@@ -40,6 +40,16 @@ def second(*overrides: str) -> RunConfig:
     return resolve(Path("configs/agent_async_train.yaml"), overrides).config
 
 
+def test_async_off_is_lag_0_and_nothing_else() -> None:
+    """So that what holds at lag 0 (tests/e2e/test_exactness.py: bit-equal to a sequential loop) holds for it."""
+    off, zero = (
+        resolve(Path("configs/tiny.yaml"), [word]).config
+        for word in ("async.enabled=false", "rollout.max_head_offpolicyness=0")
+    )
+    assert off == zero
+    assert off.rollout.max_head_offpolicyness == 0
+
+
 def test_the_first_text_resolves_as_printed() -> None:
     agent = resolve(FIXTURES / "online.yaml").config.rollout.agent
     assert agent.mode == "online"

@@ -286,6 +286,18 @@ async def test_a_full_queue_stops_new_groups(house: Any) -> None:
         await house.begin("c")
 
 
+async def test_the_groups_that_run_are_listed_as_they_opened(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, n_samples=2))
+    half_open = await house.begin("b")
+    await house.play("a")
+    await house.play("a")
+    live = await house.begin("c")
+    assert [(one.id, one.task_id) for one in await house.training.running()] == [
+        (half_open.group_id, "b"),
+        (live.group_id, "c"),
+    ]
+
+
 async def test_evaluation_takes_no_slot_and_is_never_trained(house: Any) -> None:
     for number in range(4):
         await house.begin(f"t{number}")

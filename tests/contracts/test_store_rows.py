@@ -28,6 +28,7 @@ from areal.base.types import (
     Version,
 )
 from areal.store.balance import Amounts
+from areal.store.base import Loss
 
 # -- what is recorded ------------------------------------------------------------------------------
 
@@ -474,6 +475,34 @@ async def test_a_store_that_is_read_is_not_changed(house: Any, reopen: Any) -> N
     await house.store.__aexit__(None, None, None)
     async with await reopen(read_only=True) as alone:
         assert (await alone.reading.balance()).recorded.sessions == 2
+
+
+async def test_losses_are_told_by_task_and_reason(house: Any) -> None:
+    """Whole groups, single sessions of a group that was trained, and tokens masked as stale; evaluation loses nothing."""
+    await house.training.set_limits(replace(house.limits, n_samples=3))
+    for task, endings in (
+        ("gone", ("ended", "ended", "reward_failed")),
+        ("part", ("ended", "reward_failed", "ended")),
+        ("gone", ("reward_failed",) * 3),
+    ):
+        for ending in endings:
+            await house.play(task, ending=ending, reward=None, turns=2)
+    evaluated = await house.begin("held out", purpose="eval")
+    await house.sessions.end(evaluated.id, "reward_failed")
+    gone, part = await house.training.ready()
+    assert (gone.task_id, part.task_id) == ("gone", "part")
+    await house.training.drop([gone.id], "stale")
+    await house.training.account(part.sessions[0].id, {"stale": Share(6, 2)})
+    await house.training.account(part.sessions[1].id, {"": Share(3, 1), "greedy": Share(3, 1)})
+    lost = {
+        Loss("gone", "stale", 1, 3, 18),
+        Loss("gone", "reward_failed", 1, 3, 18),
+        Loss("part", "reward_failed", 0, 1, 6),
+    }
+    assert set(await house.store.reading.losses()) == lost
+    await house.training.advance(Version(1, 1, "x"), [part.id])
+    assert set(await house.store.reading.losses()) == lost | {Loss("part", "stale", 0, 1, 6)}
+    assert len(await house.store.reading.losses(limit=1)) == 1
 
 
 async def test_a_reward_goes_to_the_named_answer_alone(house: Any) -> None:

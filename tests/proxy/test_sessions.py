@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from areal.base.types import Limits
+from areal.base.types import Limits, Version
 from areal.web.auth import SessionKeys
 
 LONG = {"when": "long", "pieces": ["x"] * 40, "delay_ms": 20}
@@ -292,6 +292,20 @@ async def test_T049_capacity_is_429_with_retry_after_and_slots_come_back(make_se
         await asyncio.gather(*(service.end(key) for key in keys))
     counts = await service.store.training.counts()
     assert (counts.running, counts.running_sessions) == (0, 0)
+
+
+async def test_T049_a_full_queue_is_429_until_a_step_has_trained(make_service: Any) -> None:
+    service = await make_service(limits=Limits(max_concurrent=9, max_lag=9, batch_groups=2, queue_size=2))
+    for task in ("a", "b"):
+        key = await service.start(task)
+        await service.chat(key, "hi")
+        await service.end(key)
+    status, body, headers = await service.post("/rl/start_session", {"task_id": "c"})
+    assert (status, "2 of 2" in body["error"]["message"]) == (429, True)
+    assert int(headers["retry-after"]) >= 1
+    training = service.store.training
+    await training.advance(Version(1, 1, "x"), [group.id for group in await training.ready()])
+    await service.start("c")
 
 
 async def test_the_same_request_id_gives_the_same_session_and_key(make_service: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,13 +84,14 @@ def batching(store: Store) -> Callable[..., Awaitable[tuple[StalenessGate, Batch
         clip: float | None = None,
         informative: Callable[[Group], bool] | None = None,
         said: list[str] | None = None,
+        **more: Any,
     ) -> tuple[StalenessGate, Batcher]:
         limits = Limits(max_concurrent=64, max_lag=max_lag, batch_groups=batch, n_samples=n_samples)
         gate = await StalenessGate.open(store.training, limits, incarnation="test")
         queue = GroupQueue(store, Recipe("individual", turn_discount=1.0, reward_clip=clip))
         say = print if said is None else said.append
         return gate, Batcher(
-            queue, gate, store.training, batch_groups=batch, stale=stale, informative=informative, say=say
+            queue, gate, store.training, batch_groups=batch, stale=stale, informative=informative, say=say, **more
         )
 
     return open_batcher

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from areal.algorithms import ALGORITHMS
 from areal.base.errors import Conflict, NoCapacity
-from areal.base.types import Version
+from areal.base.types import SessionRequest, Version
 from areal.engine.credit import Credit
 from areal.rollout.account import settle
+from areal.store.base import Loss
+from tests.rollout.conftest import interaction
 
 
 async def advance(gate, consumed=()) -> None:
@@ -42,6 +46,59 @@ async def test_tokens_older_than_the_lag_are_never_in_a_batch(store, played, bat
     assert [group.task_id for group in batch.groups] == ["new"]
     assert batch.lag_max == 0
     assert (await store.training.counts()).dropped == {"stale": 1}
+
+
+@pytest.mark.parametrize(("stale", "trained"), [("drop", 4), ("mask", 6)])
+async def test_T065_mixed_versions_are_judged_by_the_oldest_token_that_is_trained(
+    store, played, batching, stale, trained
+) -> None:
+    """[3, 3, 4, 4] is as old as its 3s; an old answer that is not trained (greedy) makes nobody old."""
+    gate, batcher = await batching(batch=1, max_lag=1, n_samples=3, stale=stale)
+    for _ in range(3):
+        await advance(gate)
+    samples = [await store.sessions.begin(SessionRequest("task", f"k{k}", "w0")) for k in range(3)]
+    for session, mixed in zip(samples, ([3, 3, 4, 4], [4, 4], [4, 4]), strict=True):
+        said = interaction(session.id, tokens=len(mixed), index=1)
+        versions = np.array(mixed, np.int32)
+        await store.sessions.add(replace(said, completion=replace(said.completion, versions=versions)))
+    await store.sessions.add(interaction(samples[1].id, version=0, tags=("greedy",)))
+    for session in samples:
+        await store.sessions.end(session.id, "ended")
+    for _ in range(2):
+        await advance(gate)
+    assert gate.current.step == 5
+    batch = await batcher.next_batch()
+    assert batch.lag_max == 1
+    await settle(store.training, batch)
+    await advance(gate, batch.group_ids)
+    counts = await store.training.counts()
+    assert (counts.recorded_tokens, counts.trained_tokens) == (11, trained)
+    assert await store.reading.masked_tokens() == {"greedy": 3, "stale": 8 - trained}
+    assert await store.reading.losses() == (Loss("task", "stale", groups=0, sessions=1, tokens=8 - trained),)
+
+
+async def test_at_lag_0_nothing_is_generated_while_a_step_trains(store, played, batching) -> None:
+    """`async.enabled: false` is this lag, and nothing else (tests/config): the loop alternates as a sequential one does."""
+    gate, batcher = await batching(batch=2, max_lag=0)
+    for task in ("a", "b"):
+        await played.session(task)
+    with pytest.raises(NoCapacity):
+        await played.session("c")  # all of the next batch is there
+    batch = await batcher.next_batch()
+    with pytest.raises(NoCapacity):
+        await played.session("c")  # the step trains
+    await advance(gate, batch.group_ids)
+    await played.session("c", version=1)
+
+
+async def test_T065_tokens_of_a_version_whose_step_was_lost_keep_its_label(store, played, batching) -> None:
+    """The run dies after servers have swapped to label 1 and before its step is consumed: label 1 is never another's."""
+    gate, _ = await batching(batch=1, max_lag=1)
+    await gate.reserve(gate.next_version())
+    await played.session("sampled under 1", version=1)
+    gate, batcher = await batching(batch=1, max_lag=1)
+    assert (gate.current, gate.next_version().label) == (Version(2, 0, "test"), 3)
+    assert (await batcher.next_batch()).lags == {1: -1}, "one step ahead of where the run goes on"
 
 
 async def test_mask_leaves_out_old_tokens_and_accounts_for_them(store, played, batching) -> None:

@@ -56,7 +56,9 @@ async function overview() {
       : element("p", { class: "empty" }, "No step has been trained yet.")),
     element("section", { class: "columns" },
       reasons("Groups dropped", now.dropped_groups), reasons("Sessions left out", now.dropped_sessions),
-      reasons("Tokens masked", now.masked_tokens), workers(now)),
+      reasons("Tokens masked", now.masked_tokens),
+      reasons("Tokens lost, by task", Object.fromEntries(now.losses.map((loss) => [`${loss.task_id}: ${loss.reason}`, loss.tokens]))),
+      workers(now)),
     element("section", {}, element("h2", {}, "Latest sessions"), table(recent.sessions)),
   ];
 }

@@ -9,7 +9,7 @@ from itertools import groupby
 from areal.base.types import Share, Version
 from areal.store import codec
 from areal.store.balance import Balance, Line, balance
-from areal.store.base import Finished, SessionSummary
+from areal.store.base import Finished, Loss, SessionSummary
 from areal.store.sql import counts
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection, Row
@@ -37,6 +37,23 @@ LEFT JOIN (
 ) i ON i.session_seq = s.seq
 LEFT JOIN token_accounts a ON a.session_seq = s.seq
 ORDER BY s.group_seq, s.sample, s.seq
+"""
+
+_LOSSES = """
+SELECT task_id, reason, count(DISTINCT dropped_group) AS lost_groups, count(*) AS lost_sessions, sum(tokens) AS lost_tokens FROM (
+    SELECT s.task_id, coalesce(g.drop_reason, s.drop_reason) AS reason,
+        CASE WHEN g.dropped_at IS NOT NULL THEN g.seq END AS dropped_group,
+        (SELECT coalesce(sum(output_tokens), 0) FROM interactions i WHERE i.session_seq = s.seq) AS tokens
+    FROM (
+        SELECT seq FROM sessions WHERE drop_reason IS NOT NULL
+        UNION
+        SELECT s.seq FROM task_groups g JOIN sessions s ON s.group_seq = g.seq WHERE g.dropped_at IS NOT NULL
+    ) AS lost JOIN sessions s ON s.seq = lost.seq JOIN task_groups g ON g.seq = s.group_seq
+    UNION ALL
+    SELECT s.task_id, a.reason, NULL, a.tokens
+    FROM token_accounts a JOIN sessions s ON s.seq = a.session_seq JOIN task_groups g ON g.seq = s.group_seq
+    WHERE a.reason = 'stale' AND g.consumed_step IS NOT NULL
+) AS losses GROUP BY task_id, reason ORDER BY lost_tokens DESC, lost_sessions DESC, task_id, reason LIMIT ?
 """
 
 
@@ -85,6 +102,16 @@ class SqlReading:
 
     async def balance(self) -> Balance:
         return await self._database.read(lambda connection: balance(_lines(connection), counts.read(connection)))
+
+    async def losses(self, limit: int = 20) -> tuple[Loss, ...]:
+        def read(connection: Connection) -> tuple[Loss, ...]:
+            rows = connection.execute(_LOSSES, (limit,)).fetchall()
+            return tuple(
+                Loss(row["task_id"], row["reason"], row["lost_groups"], row["lost_sessions"], int(row["lost_tokens"]))
+                for row in rows
+            )
+
+        return await self._database.read(read)
 
     async def finished(self, first: int, count: int) -> Finished:
         return await self._database.read(lambda connection: _finished(connection, first, count))

@@ -15,7 +15,7 @@ from areal.base.types import Counts, Limits, Session, Share, Version
 from areal.store import codec
 from areal.store.admission import check_limits
 from areal.store.balance import check_shares
-from areal.store.base import EndedGroup
+from areal.store.base import EndedGroup, OpenGroup
 from areal.store.sql import counts, exclusion, groups
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection, Row
@@ -74,6 +74,9 @@ class SqlTraining:
     async def close_open_groups(self) -> None:
         await self._database.write(lambda connection: _close_open_groups(connection, self._clock()))
 
+    async def running(self) -> tuple[OpenGroup, ...]:
+        return await self._database.read(_running)
+
     async def occupancy(self) -> tuple[int, int]:
         return await self._database.read(groups.occupancy)
 
@@ -100,6 +103,11 @@ def _ready(connection: Connection) -> tuple[EndedGroup, ...]:
         EndedGroup(group_id(row["seq"]), row["task_id"], tuple(members[row["seq"]]), row["accepted_at"])
         for row in waiting.fetchall()
     )
+
+
+def _running(connection: Connection) -> tuple[OpenGroup, ...]:
+    rows = connection.execute(f"SELECT seq, task_id FROM task_groups WHERE {groups.RUNNING} ORDER BY seq")
+    return tuple(OpenGroup(group_id(row["seq"]), row["task_id"]) for row in rows.fetchall())
 
 
 def _take(connection: Connection, version: Version, sessions: Mapping[str, Collection[str]], now: float) -> bool:
