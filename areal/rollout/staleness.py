@@ -59,7 +59,8 @@ class StalenessGate:
         await training.advance(current, [])
         gate = cls(training, limits, current)
         # What runs already was opened in an earlier life: it counts as old as can still be trained.
-        gate._opened_at = {group.id: first_step - limits.max_lag for group in await training.running()}
+        running, _ = await training.occupancy()
+        gate._opened_at = {group.id: first_step - limits.max_lag for group in running}
         return gate
 
     def next_version(self) -> Version:
@@ -74,7 +75,7 @@ class StalenessGate:
 
     async def running(self) -> list[RunningGroup]:
         """The groups that run, in the order in which they opened."""
-        seen = await self._training.running()
+        seen, _ = await self._training.occupancy()
         self._opened_at = {group.id: self._opened_at.get(group.id, self.current.step) for group in seen}
         return [RunningGroup(group.id, group.task_id, self._opened_at[group.id]) for group in seen]
 

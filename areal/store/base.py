@@ -216,12 +216,8 @@ class TrainingStore(Protocol):
         they go on with the sessions that ended well, or are dropped. Groups with live sessions may still wait for these."""
         ...
 
-    async def running(self) -> tuple[OpenGroup, ...]:
-        """The groups that run, in the order in which they opened."""
-        ...
-
-    async def occupancy(self) -> tuple[int, int]:
-        """(running, accepted) groups, at once, for loops that wait for work."""
+    async def occupancy(self) -> tuple[tuple[OpenGroup, ...], int]:
+        """The groups that run, in the order in which they opened, and how many are accepted; at once, for loops that wait for work."""
         ...
 
     async def counts(self) -> Counts:

@@ -74,11 +74,8 @@ class SqlTraining:
     async def close_open_groups(self) -> None:
         await self._database.write(lambda connection: _close_open_groups(connection, self._clock()))
 
-    async def running(self) -> tuple[OpenGroup, ...]:
-        return await self._database.read(_running)
-
-    async def occupancy(self) -> tuple[int, int]:
-        return await self._database.read(groups.occupancy)
+    async def occupancy(self) -> tuple[tuple[OpenGroup, ...], int]:
+        return await self._database.read(_occupancy)
 
     async def counts(self) -> Counts:
         return await self._database.read(counts.read)
@@ -105,9 +102,10 @@ def _ready(connection: Connection) -> tuple[EndedGroup, ...]:
     )
 
 
-def _running(connection: Connection) -> tuple[OpenGroup, ...]:
-    rows = connection.execute(f"SELECT seq, task_id FROM task_groups WHERE {groups.RUNNING} ORDER BY seq")
-    return tuple(OpenGroup(group_id(row["seq"]), row["task_id"]) for row in rows.fetchall())
+def _occupancy(connection: Connection) -> tuple[tuple[OpenGroup, ...], int]:
+    rows = connection.execute(f"SELECT seq, task_id FROM task_groups WHERE {groups.RUNNING} ORDER BY seq").fetchall()
+    accepted = connection.execute(f"SELECT count(*) FROM task_groups WHERE {groups.WAITING}").fetchone()[0]
+    return tuple(OpenGroup(group_id(row["seq"]), row["task_id"]) for row in rows), int(accepted)
 
 
 def _take(connection: Connection, version: Version, sessions: Mapping[str, Collection[str]], now: float) -> bool:
