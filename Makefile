@@ -10,12 +10,13 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)",$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test fuzz lint format clean
+.PHONY: help install demo test fuzz kills lint format clean
 
 help:
 	@echo "make demo     train the bundled 135M model through an OpenAI client, on this machine"
 	@echo "make test     everything this repository claims, checked (set-up included)"
 	@echo "make fuzz     fuzz the gateway and its workers, MINUTES=10"
+	@echo "make kills    kill the processes of a training run while agents work with it, KILLS=200"
 	@echo "make lint     formatting, lint and types only"
 	@echo "make install  the virtual environment in $(VENV)"
 
@@ -44,6 +45,11 @@ MINUTES ?= 10
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+KILLS ?= 200
+
+kills: $(STAMP)
+	$(BIN)/python -m tests.faults --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -296,7 +296,8 @@ class SessionRequest:
 class Session:
     """A session as the store keeps it. ending None: it runs. sample: its place in its group, 0 .. n_samples-1.
     attempt: its place among the tries of its task, counted on over groups that were not dropped; keys the sampler.
-    excluded_because: what was said when it was excluded. deleted_at: when its content was deleted; its sums stay."""
+    excluded_because: what was said when it was excluded. deleted_at: when its content was deleted; its sums stay.
+    request_id: under which it was started, if under one."""
 
     id: str
     task_id: str
@@ -314,6 +315,7 @@ class Session:
     attempt: int = 0
     excluded_because: str = ""
     deleted_at: float | None = None
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,7 +240,8 @@ class Sessions:
         try:
             async with self._lock(key.hash):
                 row = await self._store.sessions.live(key.hash)
-                if row is not None and row.ending is None:
+                again = row is not None and row.request_id == request.request_id is not None  # its answer was lost
+                if row is not None and row.ending is None and not again:
                     live = await self._load(key.hash)
                     await live.close(self._policy.closing_bound_s)
                     await self._finish(key.hash, live, "refreshed")

@@ -60,9 +60,10 @@ async def test_a_request_id_starts_one_session(house: Any) -> None:
     first = await house.begin(request_id="r")
     again = await house.begin(request_id="r")
     assert again == first
+    assert (first.request_id, (await house.begin()).request_id) == ("r", None)
     with pytest.raises(Conflict, match="r"):
         await house.begin("other", request_id="r")
-    assert (await house.training.counts()).running_sessions == 1
+    assert (await house.training.counts()).running_sessions == 2
 
 
 async def test_a_key_has_one_running_session(house: Any) -> None:

@@ -247,6 +247,19 @@ async def test_T048_of_two_refreshes_one_wins_and_a_call_lands_whole_in_one_sess
     assert await service.store.sessions.get("t-2") is None
 
 
+async def test_a_refresh_whose_answer_was_lost_is_said_again_and_ends_nothing(make_service: Any) -> None:
+    service = await make_service()
+    key = await service.start("first")
+    body = {"task_id": "second", "api_key": key, "request_id": "refresh-1"}
+    answers = [await service.post("/rl/start_session", body) for _ in range(2)]
+    assert [(status, answer) for status, answer, _ in answers] == [(200, {"session_id": "second", "api_key": key})] * 2
+    await service.chat(key, "hi")
+    assert (await service.end(key))["session_id"] == "second"
+    assert (await service.store.sessions.get("first")).ending == "refreshed"
+    status, _, _ = await service.post("/rl/start_session", body | {"task_id": "another"})
+    assert status == 409
+
+
 async def test_a_refresh_without_a_free_slot_is_429_and_the_key_stays_good(make_service: Any) -> None:
     service = await make_service(
         limits=Limits(max_concurrent=1, max_lag=0, batch_groups=1), agent={"refresh_timeout_seconds": 0.3}

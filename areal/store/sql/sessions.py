@@ -323,6 +323,7 @@ def to_session(row: Row) -> Session:
         attempt=row["attempt"],
         excluded_because=row["excluded_because"],
         deleted_at=row["deleted_at"],
+        request_id=row["request_id"],
     )
 
 

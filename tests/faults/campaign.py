@@ -1,0 +1,267 @@
+"""Kill after kill while agents work, and the judgement after each: `python -m tests.faults` and test_kills.py run this.
+
+    report = Campaign(folder, seed=7, kills=200).run(say=print)
+    report.violations                                       # sentences; empty is the only good result
+
+A life of the run ends by a kill of any of its processes, at a moment that the seed chooses, sometimes of two at once, sometimes while it
+still starts; then the same command starts it again. A standing gateway is started again in place. The clients go on by themselves.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+from tokenizers import Tokenizer
+
+from tests.faults import judge
+from tests.faults.evidence import NOTHING, Checkpoint, Held, checkpoints, read_held, trained
+from tests.faults.journal import Seen, read
+from tests.faults.moments import MOMENTS, STARTING, Kill, Watch, plan
+from tests.faults.service import ADMIN
+from tests.faults.target import GROUPS, LAG, ROOT, SOON_S, Target, kill_at_once, wait_for
+
+Say = Callable[[str], None]
+STARTING_S = 9.0  # a kill during the start comes within so long
+
+
+@dataclass(slots=True)
+class Report:
+    """What was done, and what was found. kinds, moments: kills by either; two at once are two kills."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    moments: Counter[str] = field(default_factory=Counter)
+    lives: int = 0
+    violations: list[str] = field(default_factory=list)
+    done: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kills(self) -> int:
+        return self.kinds.total()
+
+    def text(self) -> str:
+        """In a few lines."""
+        lines = [
+            f"{self.kills} kills in {self.lives} lives of the run: {_listed(self.kinds)}",
+            f"moments: {_listed(self.moments)}",
+            ", ".join(f"{number} {what}" for what, number in self.done.items()),
+            f"{len(self.violations)} violations" if self.violations else "nothing lost, nothing doubled",
+        ]
+        return "\n".join(lines)
+
+
+class Campaign:
+    """One folder, one seed."""
+
+    def __init__(self, folder: Path, seed: int, kills: int) -> None:
+        self.folder, self.seed = folder, seed
+        self.plan = deque(plan(seed, kills))
+        self.random = random.Random(f"{seed}, beside the plan")
+        self.report = Report()
+        self.journals = folder / "journals"
+        self.journals.mkdir()
+        self.target = Target(folder)
+        self.watch = Watch(self.target.run, self.journals, self.random)
+        self.before: Held = NOTHING  # the store when it was last looked at, and the newest checkpoint then
+        self.saved = 0
+
+    def run(self, say: Say = print) -> Report:
+        """All kills of the plan, then the end; the report. Raises TimeoutError where something hangs."""
+        with self.target:
+            self._up(say)
+            clients = [self._client(name) for name in ("a", "b")]
+            try:
+                while self.plan:
+                    self._kill(self.plan.popleft(), say)
+                self._end(clients, say)
+            finally:
+                for client in clients:
+                    client.kill()
+                    client.wait()
+        return self.report
+
+    def _client(self, name: str) -> subprocess.Popen[bytes]:
+        words = ["--url", self.target.url, "--admin", ADMIN, "--seed", str(self.seed)]
+        places = ["--journal", str(self.journals / f"{name}.jsonl"), "--stop", str(self.folder / "stop")]
+        with (self.folder / f"client-{name}.out").open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.client", *words, *places], cwd=ROOT, stdout=output, stderr=output
+            )
+
+    def _up(self, say: Say) -> None:
+        """Start the run, with the kills that come on the way, until clients reach it."""
+        self._start()
+        while self.plan and self.plan[0].moment == STARTING:
+            self._kill_starting(self.plan.popleft(), say)
+        before, saved = self.before, self.saved
+        if not self.target.until_ready():
+            raise TimeoutError(f"the run does not start: {self.target.until_ended()[1][-2000:]}")
+        self._found(judge.resumed(before, read_held(self.target.run), saved), f"life {self.report.lives}")
+
+    def _start(self) -> None:
+        if self.random.random() < 0.4:
+            self.target.stand(self.target.gateway is None)
+        self.target.start()
+        self.report.lives += 1
+
+    def _kill_starting(self, kill: Kill, say: Say) -> None:
+        time.sleep(self.random.uniform(0, STARTING_S))
+        victim, pid = next(((one, pid) for one in kill.victims if (pid := self.target.pid(one)) is not None), ("", 0))
+        if not victim:
+            return  # it has ended by itself: until_ready says so
+        kill_at_once([pid])
+        where = self._count([victim], STARTING)
+        if victim == "gateway" and self.target.gateway is not None:
+            self.target.restart_gateway()
+        else:
+            self._dead([victim], where, say)
+            self._start()
+
+    def _kill(self, kill: Kill, say: Say) -> None:
+        """Of a run that is up; it is up again when this returns."""
+        victims, pids = list(kill.victims), [pid for pid in map(self.target.pid, kill.victims) if pid is not None]
+        for _ in range(kill.after_steps):
+            MOMENTS["consumed"](self.watch)
+        came = MOMENTS[kill.moment](self.watch)
+        if self.target.ended:
+            self._found([f"the run ended by itself: {self.target.until_ended()[1][-2000:]}"], "between two kills")
+            return self._up(say)
+        kill_at_once(pids)
+        where = self._count(victims, kill.moment if came else "soon")
+        if victims == ["gateway"] and self.target.gateway is not None:
+            self.target.restart_gateway()
+            return self._look(where, say)
+        self._dead(victims, where, say)
+        self._up(say)
+
+    def _count(self, victims: list[str], moment: str) -> str:
+        self.report.kinds.update(victims)
+        self.report.moments[moment] += len(victims)
+        return f"kill {self.report.kills} ({' and '.join(victims)}, {moment})"
+
+    def _dead(self, victims: list[str], where: str, say: Say) -> None:
+        """A process of the run was killed: it ends by itself, and says why in a sentence."""
+        code, said = self.target.until_ended()
+        found = []
+        if code != (-9 if "controller" in victims else 1):
+            found.append(f"the run ended with code {code}: {said[-500:]}")
+        if "Traceback" in said:
+            found.append(f"the run ended with a traceback: {said[-3000:]}")
+        if "gateway" in victims and self.target.gateway is not None:
+            self.target.restart_gateway()
+        self._found(found, where)
+        self._look(where, say)
+
+    def _look(self, where: str, say: Say) -> None:
+        """What can be judged at any time. The journals first: what they have by now, the service must hold."""
+        run, seen = self.target.run, read(self.journals)
+        saved = checkpoints(run)
+        held = read_held(run)
+        newest = max(saved, default=0)
+        found = [
+            *judge.clients(seen, held),
+            *judge.steps(held, GROUPS),
+            *judge.kept_consumption(self.before, held, self.saved),
+            *judge.trainer(held, trained(run), saved),
+            *judge.accounts(held),
+        ]
+        self.before, self.saved = held, newest
+        step = max(held.timeline, default=0)
+        answers = sum(len(one.answers) for one in seen.values())
+        state = f"step {step}, checkpoint {newest}, {len(held.sessions)} sessions, {answers} answers read"
+        say(f"{where}: {state}{', violations' * bool(self._found(found, where))}")
+
+    def _found(self, sentences: list[str], where: str) -> int:
+        """Keep what is new. Returns how many that are."""
+        known = {one.partition(": ")[2] for one in self.report.violations}
+        new = [one for one in dict.fromkeys(sentences) if one not in known]
+        self.report.violations += [f"seed {self.seed}, {where}: {one}" for one in new]
+        return len(new)
+
+    def _end(self, clients: list[subprocess.Popen[bytes]], say: Say) -> None:
+        """Clients finish, the run trains what is left, and everything is compared."""
+        (self.folder / "stop").touch()
+        for client in clients:
+            if client.wait(timeout=2 * SOON_S):
+                self._found([f"a client failed: {_outputs(self.folder)}"], "the end")
+        run, where = self.target.run, "the end"
+        try:
+            wait_for(lambda: _waiting(read_held(run)) < GROUPS, "training of the last groups")
+        except TimeoutError as error:
+            self._found([f"{_waiting(read_held(run))} groups wait and are not trained: {error}"], where)
+        seen, held = read(self.journals), read_held(run)
+        exported = _exported(self.target.url, [one.session for one in seen.values() if one.session])
+        code, said = self.target.stop()
+        if code != 0 or "Traceback" in said:
+            self._found([f"the run ended with code {code}: {said[-3000:]}"], where)
+        self._look(where, say)
+        self._found(self._whole(seen, held, exported), where)
+        left = [name for name, _ in self.target.processes()] + sorted(self.watch.published())
+        self._found([f"left behind: {', '.join(left)}"] if left else [], where)
+        self.report.done = _sums(seen, self.before)
+
+    def _whole(self, seen: dict[str, Seen], held: Held, exported: dict[str, Any]) -> list[str]:
+        step, saved = max(held.timeline), checkpoints(self.target.run)
+        newest = {
+            session: max((max(one["versions"], default=0) for one in body["interactions"]), default=0)
+            for session, body in exported.items()
+        }
+        shown = _names(self.target.run, saved)
+        found = judge.fates(seen, held, newest, trained(self.target.run), LAG) + judge.tokens(seen, exported, shown)
+        if max(saved, default=0) < step:
+            found.append(
+                f"the run was stopped at step {step} and its newest checkpoint is of step {max(saved, default=0)}"
+            )
+        return found
+
+
+def _waiting(held: Held) -> int:
+    return sum(group.accepted and group.step is None and not group.dropped for group in held.groups.values())
+
+
+def _exported(url: str, sessions: list[str]) -> dict[str, Any]:
+    """Session -> what the service exports of it."""
+    found = {}
+    with requests.Session() as http:
+        http.trust_env = False
+        for session in sessions:
+            body = {"session_id": session}
+            answer = http.post(f"{url}/rl/export_trajectories", json=body, headers={"x-api-key": ADMIN}, timeout=120)
+            answer.raise_for_status()
+            found[session] = answer.json()
+    return found
+
+
+def _names(run: Path, saved: dict[int, Checkpoint]) -> list[str]:
+    """What each token id is shown as, from the tokenizer that lies in every checkpoint."""
+    tokenizer = Tokenizer.from_file(str(run / "checkpoints" / f"step-{max(saved):06d}" / "tokenizer.json"))
+    return [str(tokenizer.id_to_token(number)) for number in range(tokenizer.get_vocab_size())]
+
+
+def _sums(seen: dict[str, Seen], held: Held) -> dict[str, int]:
+    return {
+        "sessions": len(held.sessions),
+        "answers read": sum(len(one.answers) for one in seen.values()),
+        "rewards acknowledged": sum(len(one.rewards) for one in seen.values()),
+        "ends acknowledged": sum(bool(one.left) for one in seen.values()),
+        "steps": max(held.timeline),
+        "steps of lost timelines": len(held.versions) - len({one.incarnation for one in held.versions}) - max(held.timeline),
+        "groups trained": sum(group.step is not None for group in held.groups.values()),
+        "groups dropped as stale": sum(group.dropped == "stale" for group in held.groups.values()),
+    }  # fmt: skip
+
+
+def _outputs(folder: Path) -> str:
+    return "\n".join(path.read_text()[-2000:] for path in folder.glob("client-*.out"))
+
+
+def _listed(counted: Counter[str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in counted.most_common())
