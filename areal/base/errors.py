@@ -17,7 +17,8 @@ ArealError
   BackendError     502  worker or backend unreachable, or it answered nonsense
   BackendTimeout   504
   Unavailable      503  draining, or the store cannot write
-  StoreError       503  the store refused (disk full, wrong schema)
+  StoreError       503  the store refused (wrong schema, damaged)
+    StoreUnready         it cannot write now, but may soon (disk full, locked, server gone)
   ProcessDied           a child process ended; carries its last log lines
   ShapeError            arrays do not fit together
   TrainingError         a step cannot be applied (NaN, no trainable token)
@@ -175,9 +176,14 @@ class Unavailable(ArealError):
 
 
 class StoreError(Unavailable):
-    """The store refused: disk full, locked for too long, or written by another schema. Nothing was half written."""
+    """The store refused: written by another schema, damaged, closed, or StoreUnready. Nothing was half written."""
 
     code = "store_error"
+
+
+class StoreUnready(StoreError):
+    """The store cannot write now, but may soon without anybody touching it again: a full disk, a lock held for too long, a server
+    that is away."""
 
 
 class ProcessDied(ArealError):

@@ -27,7 +27,9 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Ending = Literal["ended", "refreshed", "expired", "reward_failed", "excluded"]  # how a session came to its end
 
 # Why an interaction is not trained although it was recorded; each is counted (`masked(reason)`).
-Tag = Literal["side_request", "superseded", "aborted", "untrainable", "greedy", "constrained", "scripted_history"]
+Tag = Literal[
+    "side_request", "superseded", "aborted", "untrainable", "greedy", "constrained", "scripted_history", "undelivered"
+]
 
 # Why an interaction starts a training row of its own although its session has recorded others. The first line: it is a conversation
 # or a sample of its own, no row was there to go on from. The rest: it leaves a recorded row behind. Meanings: docs/http.md.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from areal.gateway.exchange import Exchange
 
 READING_AGE_S = 1.0
+LONG_SILENCE_S = 3600.0  # that old may the heartbeats be where none is fresh
 LAST_READING_S = 10.0  # how long the last reading serves while the store cannot be read; a heartbeat counts as long
 
 
@@ -70,7 +71,8 @@ class Directory:
             if self._read_at > asked or (not anew and time.monotonic() - self._read_at < self._age_s):
                 return self._workers  # read by another task while this one waited
             try:
-                workers = await self._registry.workers()
+                # Nobody's heartbeat is fresh while the store cannot be written: those that were there can say so themselves.
+                workers = await self._registry.workers() or await self._registry.workers(LONG_SILENCE_S)
             except StoreError:
                 if time.monotonic() - self._read_at > LAST_READING_S:
                     raise

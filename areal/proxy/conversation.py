@@ -51,7 +51,6 @@ class Conversation:
         self._keys: dict[Message, bytes] = {}
         self._ends: dict[bytes, list[str]] = {}
         self._bodies: dict[bytes, list[str]] = {}
-        self._undelivered: set[str] = set()
         self._replies: set[bytes] = set()
         self._continued: set[str] = set()  # interactions that another one goes on from
         self._extended: set[str] = set()  # interactions whose very tokens another one goes on from
@@ -123,10 +122,6 @@ class Conversation:
         one = self._by_id[interaction_id]
         self._by_id[interaction_id] = replace(one, tags=(*one.tags, tag))
 
-    def undelivered(self, interaction_ids: Iterable[str]) -> None:
-        """The client was gone before these answers could be sent."""
-        self._undelivered.update(interaction_ids)
-
     def choices(self, call_id: str) -> list[str]:
         """The interaction ids of one answer: itself, or its choices `<id>#0`, `<id>#1`, ... (settled 15)."""
         if call_id in self._by_id:
@@ -174,7 +169,7 @@ class Conversation:
     def superseded_by(self, call: ModelCall) -> list[Interaction]:
         """Answers that this call replaces (settled 12): all undelivered ones, and of a retry also the last one."""
         repeats = self._repeats(call)
-        lost = {one.id for one in repeats if one.id in self._undelivered}
+        lost = {one.id for one in repeats if "undelivered" in one.tags}
         if call.retry_count and repeats:
             lost.update(self.choices(repeats[-1].id.partition("#")[0]))
         return [one for one in repeats if one.id in lost]

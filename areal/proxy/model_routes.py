@@ -86,7 +86,7 @@ class ModelRoute:
             if isinstance(event, Failed):
                 raise event.error
         if gone.done():
-            running.undelivered(event.answer)
+            await running.undelivered(event.answer)
             raise ClientGone
         await send_json(send, self._dialect.format(event.answer, running.call))
 
@@ -105,7 +105,7 @@ class ModelRoute:
                     started, quiet.bound_s = True, self._ping_s
                 ready += encoder.ping if isinstance(event, _Quiet) else encoder.encode(event)
                 if isinstance(event, Done) and gone.done():
-                    running.undelivered(event.answer)
+                    await running.undelivered(event.answer)
                 if isinstance(event, Done | Failed):
                     await end_response(send, ready)
                     return
@@ -181,11 +181,12 @@ class _Running:
         self.call = call
         self.mailbox: asyncio.Queue[Event | _Quiet | None] = asyncio.Queue()
         self._live: LiveSession | None = None
+        self._recorder = recorder
         self._task = asyncio.create_task(self._run(dialect, callers, recorder, who), name=name)
 
-    def undelivered(self, answer: Answer) -> None:
+    async def undelivered(self, answer: Answer) -> None:
         if self._live is not None:
-            self._live.conversation.undelivered(choice.interaction_id for choice in answer.choices)
+            await self._recorder.undelivered(self._live, [choice.interaction_id for choice in answer.choices])
 
     async def stop(self) -> None:
         """Cancel what still runs and wait until its tokens are stored."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from areal.base.errors import ArealError, BackendError, ContextOverflow, NotFound
+from areal.base.errors import ArealError, BackendError, ContextOverflow, NotFound, StoreError
 from areal.base.types import (
     FinishReason,
     Fork,
@@ -153,8 +153,19 @@ class Recorder:
             try:
                 return running.answer(await self._choices(running))
             except BaseException:  # the client gets no answer: choices that were finished were not delivered
-                live.conversation.undelivered(live.conversation.choices(running.id))
+                await _to_the_end(self.undelivered(live, live.conversation.choices(running.id)))
                 raise
+
+    async def undelivered(self, live: LiveSession, interaction_ids: Iterable[str]) -> None:
+        """The client was gone before these answers could be sent: the same call again replaces them (settled 12), whichever
+        worker it comes to."""
+        named = set(interaction_ids)
+        for one in [one for one in live.conversation if one.id in named and "aborted" not in one.tags]:
+            try:
+                await self._retag(live.conversation, [one], "undelivered")
+            except StoreError as error:  # then this worker alone knows
+                live.conversation.retag(one.id, "undelivered")
+                _log.warning("that answer %s was not delivered could not be stored: %s", one.id, error)
 
     async def count(self, conversation: Conversation, call: ModelCall) -> int:
         """How many prompt tokens this call would have if it were made now; records nothing, and no prompt is too long."""

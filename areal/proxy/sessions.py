@@ -50,7 +50,7 @@ class SessionPolicy:
     """Times in seconds. closing_bound_s: how long calls in flight may go on after end_session.
 
     resting_s, resting_bytes: a session without a call for so long is let go of, and the longest unused ones when all that
-    rest take more memory than this. What only memory knows goes with them: which answers were never delivered."""
+    rest take more memory than this."""
 
     session_timeout_s: float = 3600.0
     refresh_timeout_s: float = 120.0

@@ -10,6 +10,7 @@ gateways find it. No torch.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from areal.base.errors import ConfigError
+from areal.base.errors import ConfigError, StoreError
 from areal.base.logs import open_log
 from areal.base.redact import protect
 from areal.base.types import WorkerInfo
@@ -42,6 +43,8 @@ from areal.web.auth import SessionKeys, load_or_create_signing_key
 from areal.web.serve import serve
 
 HEARTBEAT_S = 2.0
+
+_log = logging.getLogger("areal.rollout")
 
 
 class WorkerJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +136,10 @@ async def _heartbeats(registry: Registry, worker_id: str, url: str) -> AsyncIter
     async def forever() -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await beat()
+            try:
+                await beat()
+            except StoreError as error:  # a full disk: it passes, and then this worker must be seen again
+                _log.warning("the heartbeat of %s failed: %s", worker_id, error)
 
     await beat()
     task = asyncio.create_task(forever(), name="heartbeat")

@@ -23,7 +23,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import NumericBinaryLoader, NumericLoader
 
-from areal.base.errors import ConfigError, StoreError
+from areal.base.errors import ConfigError, StoreError, StoreUnready
 from areal.base.redact import protect
 from areal.store.sql.engine import Connection, Cursor, Values
 
@@ -132,7 +132,12 @@ class PostgresEngine:
 
     def refused(self, error: Exception) -> StoreError:
         said = " ".join(str(error).split())
-        return StoreError(f"the store {self.name} cannot be used: {said}; {_remedy(error)}. Nothing was half written")
+        passing = (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout)
+        kind = StoreUnready if isinstance(error, passing) and not isinstance(error, _LASTING) else StoreError
+        return kind(f"the store {self.name} cannot be used: {said}; {_remedy(error)}. Nothing was half written")
+
+    def check_room(self) -> None:
+        """Nothing is known of the server's disk before it is full."""
 
     def scrub(self) -> None:
         """VACUUM, after which the server may write over what was deleted; its log and backups keep it for as long as they
@@ -159,6 +164,9 @@ _REMEDIES: tuple[tuple[type[psycopg.Error], str], ...] = (
     (errors.UndefinedTable, "its schema was removed; start a new run"),
     (psycopg.OperationalError, "check that the server runs and can be reached; it works again by itself"),
 )
+
+
+_LASTING = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
 
 
 def _remedy(error: Exception) -> str:

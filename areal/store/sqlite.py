@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from areal.base.errors import StoreError
+from areal.base.errors import StoreError, StoreUnready
 from areal.store.sql.engine import Connection
 
 APPLICATION_ID = 0x41524C53  # "ARLS": marks the file as a store of areal
 RETRY_S = 0.001  # between two looks at the write lock
+RESERVE_BYTES = 64 * 2**20
 WAL_BYTES = 64 * 2**20  # what the log file is cut back to after a checkpoint
 
 
@@ -31,9 +32,13 @@ class SqliteEngine:
     errors: type[Exception] = sqlite3.Error
     one_host = True
 
-    def __init__(self, path: Path, *, busy_timeout_s: float = 10.0, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, busy_timeout_s: float = 10.0, read_only: bool = False, reserve_bytes: int = RESERVE_BYTES
+    ) -> None:
+        """reserve_bytes: what new sessions leave free on the disk, so that those that run can be recorded to their end."""
         self.path, self.name, self.read_only = path, str(path), read_only
         self._busy_timeout_s = busy_timeout_s
+        self._reserve_bytes = reserve_bytes
 
     def connect(self) -> Connection:
         if not self.read_only:
@@ -106,9 +111,17 @@ class SqliteEngine:
         )
 
     def refused(self, error: Exception) -> StoreError:
-        return StoreError(
-            f"the store {self.path} cannot be used: {error}; {self._remedy(error)}. Nothing was half written"
-        )
+        passing = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        kind = StoreUnready if _primary_code(error) in passing else StoreError
+        return kind(f"the store {self.path} cannot be used: {error}; {self._remedy(error)}. Nothing was half written")
+
+    def check_room(self) -> None:
+        free = shutil.disk_usage(self.path.parent).free
+        if free < self._reserve_bytes:
+            raise StoreUnready(
+                f"the disk of the store {self.path} is nearly full ({free // 2**20} MiB free): no session starts below "
+                f"{self._reserve_bytes // 2**20} MiB, so that those that run can be recorded; free space, and it works again by itself"
+            )
 
     def scrub(self) -> None:
         """Move everything into the file and cut the log to nothing, so that what was deleted is in neither. Readers at work may

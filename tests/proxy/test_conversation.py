@@ -82,7 +82,7 @@ def test_undelivered_answers_are_superseded_by_any_same_call_delivered_ones_only
     again, retry = ModelCall((ASKED,), TOOLS), ModelCall((ASKED,), TOOLS, retry_count=1)
     assert talk.superseded_by(again) == []
     assert [one.id for one in talk.superseded_by(retry)] == ["i2"]
-    talk.undelivered(["i0"])
+    talk.retag("i0", "undelivered")
     assert [one.id for one in talk.superseded_by(again)] == ["i0"]
     talk.retag("i0", "superseded")
     assert talk.superseded_by(again) == []

@@ -19,6 +19,7 @@ from areal.base.errors import Conflict, StoreError
 from areal.base.types import Completion, Interaction, Limits, Message, Session, SessionRequest, Share, Version
 from areal.store import open_store, store_url
 from areal.store.base import Store
+from areal.store.sql import sessions as rows
 
 
 def interaction(session_id: str, turn: int, tokens: int = 4) -> Interaction:
@@ -55,6 +56,7 @@ async def fill(path: Path) -> None:
         await store.sessions.add(interaction(session.id, 0))
         limit = path.with_name(path.name + "-wal").stat().st_size + 300_000
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        rows.ANSWER_PATIENCE_S = 0.2
         acknowledged, refused = 1, None
         while refused is None:
             try:

@@ -17,14 +17,16 @@ was cancelled. What databases do differently is behind Engine (engine.py).
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from areal.base.errors import StoreError
+from areal.base.errors import StoreError, StoreUnready
 from areal.store.sql.engine import Connection, Engine
 from areal.store.sql.schema import check_current, migrate
 
@@ -33,6 +35,10 @@ Operation = Callable[[Connection], T]
 
 BATCH = 64  # operations per commit: enough to hide the fsync, short enough that other processes get the lock
 READERS = 2
+AGAIN_S = 0.5  # between two tries of a write that has patience
+SAY_S = 30.0  # between two log lines about them
+
+_log = logging.getLogger("areal.store")
 
 
 class _Write(Generic[T]):
@@ -90,6 +96,7 @@ class Database:
         self._gate = threading.Lock()  # closing and queueing exclude each other: nothing is queued behind the end mark
         self._closed = False
         self._ended = False
+        self._said_at = -SAY_S
         self._thread = threading.Thread(target=self._write_until_closed, name="store writer", daemon=True)
         self._thread.start()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store reader")
@@ -98,8 +105,21 @@ class Database:
 
     # -- callers -----------------------------------------------------------------------------------
 
-    async def write(self, operation: Operation[T]) -> T:
-        """Run `operation` inside the next transaction; returns its result once that is on disk."""
+    async def write(self, operation: Operation[T], *, patience_s: float = 0.0) -> T:
+        """Run `operation` inside the next transaction; returns its result once that is on disk. While the database cannot write,
+        it is tried again for patience_s seconds; StoreUnready is raised only then. With patience, an operation must bear being
+        run again after a commit whose answer was lost."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                return await self._queued(operation)
+            except StoreUnready as error:
+                if time.monotonic() >= deadline:
+                    raise
+                self._say(error)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _queued(self, operation: Operation[T]) -> T:
         if self.engine.read_only:
             raise StoreError(f"the store {self.engine.name} was opened to be read; nothing writes to it from here")
         pending = _Write(operation, self.engine, asyncio.get_running_loop())
@@ -134,6 +154,12 @@ class Database:
             self._closed = True
             self._queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._finish)
+
+    def _say(self, error: StoreUnready) -> None:
+        """To the log, at most every SAY_S seconds: writers wait for what it names."""
+        if time.monotonic() - self._said_at >= SAY_S:
+            self._said_at = time.monotonic()
+            _log.warning("records wait: %s", error)
 
     # -- the writer thread -------------------------------------------------------------------------
 

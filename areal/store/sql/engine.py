@@ -99,6 +99,10 @@ class Engine(Protocol):
         """The sentence for an error of the driver: what, and the remedy."""
         ...
 
+    def check_room(self) -> None:
+        """Raises StoreUnready where so little room is left that no session should begin."""
+        ...
+
     def scrub(self) -> None:
         """What was deleted should not be readable any more where the database keeps its rows. Best effort, may block."""
         ...

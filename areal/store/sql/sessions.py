@@ -17,6 +17,9 @@ from areal.store.sql import exclusion, groups
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection, Row
 
+ANSWER_PATIENCE_S = (
+    30.0  # how long an answer that was sampled waits for room on a full disk before its client hears of it
+)
 LONGEST_ID = 512  # characters of a task or request id; ids are data, never paths
 
 SESSION = (
@@ -46,6 +49,7 @@ class SqlSessions:
         _check_id("task_id", request.task_id)
         if request.request_id is not None:
             _check_id("request_id", request.request_id)
+        self._database.engine.check_room()
         return await self._database.write(lambda connection: _begin(connection, request, self._clock()))
 
     async def live(self, key_hash: str) -> Session | None:
@@ -63,7 +67,8 @@ class SqlSessions:
     async def add(self, interaction: Interaction) -> None:
         facts, recording = codec.encode(interaction)  # the caller's thread pays for the encoding, not the writer's
         await self._database.write(
-            lambda connection: _add(connection, interaction.session_id, facts, recording, self._clock())
+            lambda connection: _add(connection, interaction.session_id, facts, recording, self._clock()),
+            patience_s=ANSWER_PATIENCE_S,
         )
 
     async def tag(self, interaction_id: str, tag: Tag) -> None:

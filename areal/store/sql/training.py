@@ -6,9 +6,11 @@ between the two cannot exist. All counts are derived (counts.py).
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from areal.base.errors import Conflict, NotFound
 from areal.base.types import Counts, Limits, Session, Share, Version
@@ -17,9 +19,11 @@ from areal.store.admission import check_limits
 from areal.store.balance import check_shares
 from areal.store.base import EndedGroup, OpenGroup
 from areal.store.sql import counts, exclusion, groups
-from areal.store.sql.database import Database
+from areal.store.sql.database import Database, Operation
 from areal.store.sql.engine import Connection, Row
 from areal.store.sql.sessions import SESSION, group_id, to_session
+
+T = TypeVar("T")
 
 
 class SqlTraining:
@@ -28,6 +32,10 @@ class SqlTraining:
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
         self._clock = clock
+
+    async def _write(self, operation: Operation[T]) -> T:
+        # The controller alone writes here, and there is nobody who would try again: a full disk must not end a run.
+        return await self._database.write(operation, patience_s=math.inf)
 
     async def set_limits(self, limits: Limits) -> None:
         check_limits(limits)
@@ -39,27 +47,27 @@ class SqlTraining:
                 (codec.to_json(limits),),
             )
 
-        await self._database.write(publish)
+        await self._write(publish)
 
     async def limits(self) -> Limits | None:
         return await self._database.read(groups.read_limits)
 
     async def ready(self) -> tuple[EndedGroup, ...]:
         if await self._database.read(lambda connection: groups.overdue(connection, self._clock())):
-            await self._database.write(lambda connection: groups.settle_overdue(connection, self._clock()))
+            await self._write(lambda connection: groups.settle_overdue(connection, self._clock()))
         return await self._database.read(_ready)
 
     async def take(self, version: Version, sessions: Mapping[str, Collection[str]]) -> bool:
-        return await self._database.write(lambda connection: _take(connection, version, sessions, self._clock()))
+        return await self._write(lambda connection: _take(connection, version, sessions, self._clock()))
 
     async def advance(self, version: Version, consumed: Sequence[str]) -> None:
-        await self._database.write(lambda connection: _advance(connection, version, consumed))
+        await self._write(lambda connection: _advance(connection, version, consumed))
 
     async def drop(self, group_ids: Sequence[str], reason: str) -> None:
-        await self._database.write(lambda connection: _drop(connection, group_ids, reason, self._clock()))
+        await self._write(lambda connection: _drop(connection, group_ids, reason, self._clock()))
 
     async def account(self, session_id: str, shares: Mapping[str, Share]) -> None:
-        await self._database.write(lambda connection: _account(connection, session_id, shares))
+        await self._write(lambda connection: _account(connection, session_id, shares))
 
     async def version(self, label: int | None = None) -> Version | None:
         if label is None:
@@ -67,12 +75,10 @@ class SqlTraining:
         return await self._database.read(lambda connection: _version(connection, label))
 
     async def release_after(self, step: int, incarnation: str) -> int:
-        return await self._database.write(
-            lambda connection: _release_after(connection, step, incarnation, self._clock())
-        )
+        return await self._write(lambda connection: _release_after(connection, step, incarnation, self._clock()))
 
     async def close_open_groups(self) -> None:
-        await self._database.write(lambda connection: _close_open_groups(connection, self._clock()))
+        await self._write(lambda connection: _close_open_groups(connection, self._clock()))
 
     async def occupancy(self) -> tuple[tuple[OpenGroup, ...], int]:
         return await self._database.read(_occupancy)
