@@ -17,9 +17,7 @@ from areal.store.sql import exclusion, groups
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection, Row
 
-ANSWER_PATIENCE_S = (
-    30.0  # how long an answer that was sampled waits for room on a full disk before its client hears of it
-)
+ANSWER_PATIENCE_S = 30.0  # how long a sampled answer waits for room on a full disk before its client hears of it
 LONGEST_ID = 512  # characters of a task or request id; ids are data, never paths
 
 SESSION = (
