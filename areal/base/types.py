@@ -3,7 +3,8 @@
     call = ModelCall(messages=(Message("user", "2+2?"),), sampling=SamplingParams(max_tokens=8))
     completion = Completion(token_ids=ids, logprobs=logprobs, versions=versions, finish_reason="stop")
 
-Token arrays are one-dimensional numpy arrays (int32 ids and versions, float32 log-probs, bool masks), never lists.
+Token arrays are one-dimensional numpy arrays (int32 ids and versions, float32 log-probs, bool masks), never lists; but for
+TokenChunk, of which there is one per token: there numpy and dataclasses would take ten times as long as tuples in a Struct.
 No torch, no I/O. The only tensor noun, PackedBatch, lives in engine/batch.py.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -155,9 +157,8 @@ class GenerateRequest:
     grammar: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
-    """One or more tokens as they were sampled: four arrays of one length [n], then the reason if it was the last.
+class TokenChunk(msgspec.Struct, frozen=True):
+    """One or more tokens as they were sampled: four tuples of one length [n], then the reason if it was the last.
 
     logprobs: natural log, at the request's temperature, full vocabulary, as sampled. versions: the weight version
     that sampled each token. kept_mass: probability mass kept by top-p/top-k (1 = everything). top: per token the best
@@ -166,13 +167,13 @@ class TokenChunk:
     grammar was applied.
     """
 
-    token_ids: IntArray
-    logprobs: FloatArray
-    versions: IntArray
-    kept_mass: FloatArray
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    kept_mass: tuple[float, ...]
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     finish_reason: FinishReason | None = None
-    constrained: BoolArray | None = None
+    constrained: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

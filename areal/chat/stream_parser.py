@@ -90,7 +90,7 @@ class StreamParser:
     def feed(self, chunk: TokenChunk) -> list[Delta]:
         """What the chunk adds. Tokens after a complete stop text are dropped."""
         shown: list[str] = []
-        for token_id in chunk.token_ids.tolist():
+        for token_id in chunk.token_ids:
             if self.stopped:
                 break
             self.kept += 1

@@ -14,7 +14,7 @@ untrainable, numbers are never invented (T009, T054). Client: client.py. Server:
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -65,14 +65,18 @@ class GenerateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     stream: bool = True
 
 
+_Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+_Candidates = tuple[tuple[tuple[int, float | None], ...], ...]
+
+
 class ChunkBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    token_ids: list[int]
-    logprobs: list[float | None]
-    weight_versions: list[int]
-    kept_mass: list[float]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    weight_versions: tuple[int, ...]
+    kept_mass: tuple[float, ...]
     finish_reason: FinishReason | None
-    top: list[list[tuple[int, float | None]]] = []
-    constrained: list[bool] = []
+    top: _Candidates = ()
+    constrained: tuple[bool, ...] = ()
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,13 +114,13 @@ class VersionBody(msgspec.Struct, frozen=True):
 class _EventBody(msgspec.Struct, frozen=True):
     """What one event may hold: a chunk, or `error` alone."""
 
-    token_ids: list[int] | None = None
-    logprobs: list[float | None] = []
-    weight_versions: list[int] = []
-    kept_mass: list[float] = []
+    token_ids: tuple[_Int32, ...] | None = None
+    logprobs: tuple[float | None, ...] = ()
+    weight_versions: tuple[_Int32, ...] = ()
+    kept_mass: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
-    top: list[list[tuple[int, float | None]]] = []
-    constrained: list[bool] = []
+    top: _Candidates = ()
+    constrained: tuple[bool, ...] = ()
     error: ErrorDetail | None = None
 
 
@@ -191,15 +195,15 @@ def decode_request(body: bytes) -> GenerateRequest:
 
 def encode_chunk(chunk: TokenChunk) -> bytes:
     """One Server-Sent Event; after the last one goes web.sse.DONE_EVENT."""
-    top = [[(token, value if math.isfinite(value) else None) for token, value in row] for row in chunk.top]
+    top = tuple(tuple((token, value if math.isfinite(value) else None) for token, value in row) for row in chunk.top)
     body = ChunkBody(
-        token_ids=chunk.token_ids.tolist(),
-        logprobs=[value if math.isfinite(value) else None for value in chunk.logprobs.tolist()],
-        weight_versions=chunk.versions.tolist(),
-        kept_mass=chunk.kept_mass.tolist(),
+        token_ids=chunk.token_ids,
+        logprobs=tuple(value if math.isfinite(value) else None for value in chunk.logprobs),
+        weight_versions=chunk.versions,
+        kept_mass=chunk.kept_mass,
         finish_reason=chunk.finish_reason,
         top=top,
-        constrained=[] if chunk.constrained is None else chunk.constrained.tolist(),
+        constrained=chunk.constrained or (),
     )
     return encode_event(_encoder.encode(body))
 
@@ -215,21 +219,19 @@ def decode_chunk(data: str | bytes) -> TokenChunk:
     if said.token_ids is None:  # text alone cannot be recorded as it was sampled (T054)
         raise BackendError("the inference server sent an event without token_ids; make it send the ids that it sampled")
     count = len(said.token_ids)
-    logprobs = said.logprobs if len(said.logprobs) == count else [None] * count
-    versions = said.weight_versions if len(said.weight_versions) == count else [-1] * count
-    kept_mass = said.kept_mass if len(said.kept_mass) == count else [1.0] * count
+    logprobs = said.logprobs if len(said.logprobs) == count else (None,) * count
     return TokenChunk(
-        token_ids=np.array(said.token_ids, dtype=np.int32),
-        logprobs=np.array(logprobs, dtype=np.float32),  # numpy reads None as NaN
-        versions=np.array(versions, dtype=np.int32),
-        kept_mass=np.array(kept_mass, dtype=np.float32),
+        token_ids=said.token_ids,
+        logprobs=tuple([math.nan if value is None else value for value in logprobs]),
+        versions=said.weight_versions if len(said.weight_versions) == count else (-1,) * count,
+        kept_mass=said.kept_mass if len(said.kept_mass) == count else (1.0,) * count,
         top=_candidates(said.top) if said.top and len(said.top) == count else (),
         finish_reason=said.finish_reason,
-        constrained=np.array(said.constrained, dtype=np.bool_) if len(said.constrained) == count > 0 else None,
+        constrained=said.constrained if len(said.constrained) == count > 0 else None,
     )
 
 
-def _candidates(top: list[list[tuple[int, float | None]]]) -> tuple[tuple[tuple[int, float], ...], ...]:
+def _candidates(top: _Candidates) -> tuple[tuple[tuple[int, float], ...], ...]:
     return tuple(tuple((token, -math.inf if value is None else value) for token, value in row) for row in top)
 
 

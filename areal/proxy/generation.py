@@ -8,7 +8,7 @@
     completion, message = choice.completion(), choice.message()
 
 What is recorded are the backend's own ids, log-probs and versions, taken before any parser sees them (T020). Ids end at the
-token that completes a stop text (settled 14). A log-prob that is missing or NaN makes the choice untrainable; it
+token that completes a stop text (settled 14). A log-prob that is missing, NaN or infinite makes the choice untrainable; it
 is never replaced by a number (T009, T054). No I/O. Used by recorder.py.
 """
 
@@ -17,18 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeVar
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from areal.base.types import BoolArray, Completion, FinishReason, Message, SamplingParams, Tag, TokenChunk
+from areal.base.types import BoolArray, Completion, FinishReason, FloatArray, Message, SamplingParams, Tag, TokenChunk
 from areal.chat.base import Tokenizer
 from areal.chat.deltas import CallDelta, Delta, ReasoningDelta, TextDelta
 from areal.chat.stream_parser import StreamParser
 from areal.proxy.dialects.base import Piece, TokenLogprob
-
-T = TypeVar("T", bound=np.generic)
 
 
 class Generation:
@@ -41,7 +38,6 @@ class Generation:
         self._parser = parser
         self._chunks: list[TokenChunk] = []
         self._shown: list[TokenLogprob] = []
-        self.untrainable = ""  # why, if it is
 
     @property
     def finished(self) -> bool:
@@ -71,9 +67,6 @@ class Generation:
         if added < len(chunk.token_ids):  # a stop text was complete inside the chunk
             chunk = _cut(chunk, added)
         self._chunks.append(chunk)
-        # Of a token or two, as chunks are, numpy would take ten times as long.
-        if not all(map(math.isfinite, chunk.logprobs.tolist())):
-            self.untrainable = "the backend gave no finite log-probability for a sampled token"
         tokens = self._logprobs(chunk) if self._sampling.want_logprobs else ()
         self._shown.extend(tokens)
         return self._piece(deltas, tokens)
@@ -90,9 +83,10 @@ class Generation:
         reason = self._parser.finish_reason or "abort"
         return "tool_calls" if reason == "stop" and self._parser.has_calls() else reason
 
-    def tags(self) -> tuple[Tag, ...]:
+    def tags(self, completion: Completion) -> tuple[Tag, ...]:
+        """What else is to be said of the record."""
         tags: list[Tag] = []
-        if self.untrainable:
+        if not np.isfinite(completion.logprobs).all():
             tags.append("untrainable")
         if self._sampling.temperature == 0:
             tags.append("greedy")
@@ -102,11 +96,12 @@ class Generation:
 
     def completion(self, finish_reason: FinishReason | None = None) -> Completion:
         """The record so far; also of a choice that was aborted."""
+        chunks = self._chunks
         return Completion(
-            token_ids=_joined((chunk.token_ids for chunk in self._chunks), np.int32),
-            logprobs=_joined((chunk.logprobs for chunk in self._chunks), np.float32),
-            versions=_joined((chunk.versions for chunk in self._chunks), np.int32),
-            kept_mass=_joined((chunk.kept_mass for chunk in self._chunks), np.float32),
+            token_ids=np.array([one for chunk in chunks for one in chunk.token_ids], np.int32),
+            logprobs=_floats([one for chunk in chunks for one in chunk.logprobs]),
+            versions=np.array([one for chunk in chunks for one in chunk.versions], np.int32),
+            kept_mass=_floats([one for chunk in chunks for one in chunk.kept_mass]),
             temperature=1.0 if self._sampling.temperature is None else self._sampling.temperature,
             finish_reason=finish_reason or self.finish_reason(),
             constrained=self._constrained(),
@@ -114,9 +109,9 @@ class Generation:
 
     def _constrained(self) -> BoolArray | None:
         """Which tokens a grammar had a hand in; None where the backend does not say so of all of them."""
-        flags = [chunk.constrained for chunk in self._chunks if len(chunk.token_ids)]
+        flags = [chunk.constrained for chunk in self._chunks if chunk.token_ids]
         known = [one for one in flags if one is not None]
-        return _joined(known, np.bool_) if known and len(known) == len(flags) else None
+        return np.array([one for flag in known for one in flag]) if known and len(known) == len(flags) else None
 
     def _piece(self, deltas: list[Delta], tokens: tuple[TokenLogprob, ...]) -> Piece:
         if len(deltas) == 1 and isinstance(deltas[0], TextDelta):  # almost every token
@@ -133,7 +128,7 @@ class Generation:
         top = chunk.top or ((),) * len(chunk.token_ids)
         return tuple(
             TokenLogprob(self._bytes(token), logprob, tuple((self._bytes(other), value) for other, value in candidates))
-            for token, logprob, candidates in zip(chunk.token_ids.tolist(), chunk.logprobs.tolist(), top, strict=True)
+            for token, logprob, candidates in zip(chunk.token_ids, chunk.logprobs, top, strict=True)
         )
 
     def _bytes(self, token_id: int) -> bytes:
@@ -155,17 +150,17 @@ def _of_one_length(chunk: TokenChunk, length: int) -> TokenChunk:
     """A backend that names fewer numbers than tokens: the rest is unknown (NaN, version -1), never invented."""
     if len(chunk.logprobs) == len(chunk.versions) == len(chunk.kept_mass) == length:
         return chunk
-    return replace(
+    return msgspec.structs.replace(
         chunk,
-        logprobs=np.full(length, np.nan, np.float32),
-        versions=np.full(length, -1, np.int32) if len(chunk.versions) != length else chunk.versions,
-        kept_mass=np.ones(length, np.float32) if len(chunk.kept_mass) != length else chunk.kept_mass,
+        logprobs=(math.nan,) * length,
+        versions=(-1,) * length if len(chunk.versions) != length else chunk.versions,
+        kept_mass=(1.0,) * length if len(chunk.kept_mass) != length else chunk.kept_mass,
         top=(),
     )
 
 
 def _cut(chunk: TokenChunk, length: int) -> TokenChunk:
-    return replace(
+    return msgspec.structs.replace(
         chunk,
         token_ids=chunk.token_ids[:length],
         logprobs=chunk.logprobs[:length],
@@ -176,5 +171,6 @@ def _cut(chunk: TokenChunk, length: int) -> TokenChunk:
     )
 
 
-def _joined(arrays: Iterable[npt.NDArray[T]], dtype: type[T]) -> npt.NDArray[T]:
-    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
+def _floats(values: list[float]) -> FloatArray:
+    with np.errstate(over="ignore"):  # a backend may name a number beyond float32: then it is infinite
+        return np.array(values, np.float32)

@@ -206,7 +206,7 @@ class Recorder:
         try:
             async with aclosing(self._backend.generate(self._request(running, index))) as chunks:
                 async for chunk in chunks:
-                    if not len(chunk.token_ids) and chunk.finish_reason is None:
+                    if not chunk.token_ids and chunk.finish_reason is None:
                         continue  # nothing was sampled, so a failure may still have its own status
                     if not running.started:
                         running.started = True
@@ -220,10 +220,10 @@ class Recorder:
         except (ArealError, asyncio.CancelledError) as failure:
             reason: FinishReason = "error" if isinstance(failure, ArealError) else "abort"
             if generation.tokens:
-                await _to_the_end(self._record(running, index, generation, ("aborted", *generation.tags()), reason))
+                await _to_the_end(self._record(running, index, generation, reason, "aborted"))
             raise
         # Stored even if the client hangs up at this very moment: what is finished is never lost.
-        await _to_the_end(self._record(running, index, generation, generation.tags(), generation.finish_reason()))
+        await _to_the_end(self._record(running, index, generation, generation.finish_reason()))
         choice = Choice(
             index=index,
             interaction_id=running.interaction_id(index),
@@ -237,15 +237,16 @@ class Recorder:
         return choice
 
     async def _record(
-        self, running: _Call, index: int, generation: Generation, tags: tuple[Tag, ...], reason: FinishReason
+        self, running: _Call, index: int, generation: Generation, reason: FinishReason, *tags: Tag
     ) -> None:
         plan, call = running.plan, running.call
+        completion = generation.completion(reason)
         interaction = Interaction(
             id=running.interaction_id(index),
             session_id=running.live.id,
             index=running.first_index + index,
             prompt_ids=plan.prompt.ids,
-            completion=generation.completion(reason),
+            completion=completion,
             messages=plan.messages,
             reply=generation.message(),
             tools=call.tools,
@@ -254,13 +255,17 @@ class Recorder:
             token_parent=plan.prompt.parent,
             credit_parent=plan.credit_parent or call.previous or None,  # named, even where its set-up was another
             fork=plan.fork if index == 0 else running.another_choice(),
-            tags=(*tags, *(("side_request",) if self._is_side_request(running.live, call) else ())),
+            tags=(
+                *tags,
+                *generation.tags(completion),
+                *(("side_request",) if self._is_side_request(running.live, call) else ()),
+            ),
             started_at=running.started_at,
             finished_at=time.time(),
             request_id=running.request_id,
         )
-        if generation.untrainable:
-            _log.warning("interaction %s is not trainable: %s", interaction.id, generation.untrainable)
+        if "untrainable" in interaction.tags:
+            _log.warning("interaction %s: the backend gave a sampled token no finite log-probability", interaction.id)
         await self._store.sessions.add(interaction)
         running.live.conversation.add(interaction)
         if self._is_side_request(running.live, call) and "side_request" not in interaction.tags:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,8 +29,7 @@ def read(style: str, text: str, *, opened: bool = False, cuts: Sequence[int] = (
     deltas: list[Delta] = []
     for start, end in itertools.pairwise(edges):
         n = end - start
-        part = np.array(ids[start:end], dtype=np.int32)
-        deltas += parser.feed(TokenChunk(part, np.zeros(n, np.float32), np.zeros(n, np.int32), np.ones(n, np.float32)))
+        deltas += parser.feed(TokenChunk(tuple(ids[start:end]), (0.0,) * n, (0,) * n, (1.0,) * n))
     deltas += parser.finish()
     return parser.message(), deltas
 
@@ -111,9 +109,9 @@ def test_the_renderer_knows_from_its_own_prompt() -> None:
     ):
         prompt = renderer.render([Message("user", "2+2?")])
         parser = renderer.parser(prompt.text)
-        ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        ids = tuple(text.encode())
         n = len(ids)
-        parser.feed(TokenChunk(ids, np.zeros(n, np.float32), np.zeros(n, np.int32), np.ones(n, np.float32)))
+        parser.feed(TokenChunk(ids, (0.0,) * n, (0,) * n, (1.0,) * n))
         parser.finish()
         assert parser.message() == Message("assistant", "4", reasoning="add")
 
@@ -127,9 +125,9 @@ def test_markers_that_are_special_tokens_are_seen_and_others_show_nothing() -> N
             return b"" if data.startswith(b"[") and len(data) > 1 else data
 
     vocabulary = Special({}, [b"[THINK]", b"[/THINK]", b"[OTHER]"])
-    ids = np.array(vocabulary.encode("[THINK]hm[/THINK]4[OTHER]"), dtype=np.int32)
+    ids = tuple(vocabulary.encode("[THINK]hm[/THINK]4[OTHER]"))
     n = len(ids)
-    chunk = TokenChunk(ids, np.zeros(n, np.float32), np.zeros(n, np.int32), np.ones(n, np.float32))
+    chunk = TokenChunk(ids, (0.0,) * n, (0,) * n, (1.0,) * n)
     for style, expected in (
         ("mistral", Message("assistant", "4", reasoning="hm")),
         ("none", Message("assistant", "hm4")),

@@ -40,7 +40,7 @@ def record(
     ids = np.array(sampled, dtype=np.int32)
     zeros, ones = np.zeros(n, np.float32), np.ones(n, np.float32)
     parser = StreamParser(renderer.tokenizer)
-    parser.feed(TokenChunk(ids, zeros, np.zeros(n, np.int32), ones))
+    parser.feed(TokenChunk(tuple(sampled), (0.0,) * n, (0,) * n, (1.0,) * n))
     parser.finish()
     completion = Completion(ids, zeros, np.zeros(n, np.int32), ones, 1.0, "stop")
     reply = reply or parser.message()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,14 +21,7 @@ END = BYTES.id_of(b"<|im_end|>")
 
 def chunk(ids: list[int], finish: FinishReason | None = None) -> TokenChunk:
     n = len(ids)
-    return TokenChunk(
-        np.array(ids, dtype=np.int32),
-        np.zeros(n, np.float32),
-        np.zeros(n, np.int32),
-        np.ones(n, np.float32),
-        (),
-        finish,
-    )
+    return TokenChunk(tuple(ids), (0.0,) * n, (0,) * n, (1.0,) * n, (), finish)
 
 
 def pieces(vocabulary: Vocabulary, *texts: str) -> list[int]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,10 +113,7 @@ def read(
     steps = []
     for start, end in itertools.pairwise(edges):
         n = end - start
-        part = np.array(ids[start:end], dtype=np.int32)
-        steps.append(
-            parser.feed(TokenChunk(part, np.zeros(n, np.float32), np.zeros(n, np.int32), np.ones(n, np.float32)))
-        )
+        steps.append(parser.feed(TokenChunk(tuple(ids[start:end]), (0.0,) * n, (0,) * n, (1.0,) * n)))
     steps.append(parser.finish())
     assert fold(delta for step in steps for delta in step) == parser.message()
     return parser.message(), steps
@@ -356,7 +352,7 @@ def test_ids_are_letters_and_digits_and_never_the_same() -> None:
     assert len(ids) == 1000
     assert all(one.isascii() and one.isalnum() and len(one) == 24 for one in ids)
     parser = StreamParser(BYTES, AnswerForm(tool_format=TOOL_FORMATS["mistral"], tools=TOOLS))
-    ids9 = np.frombuffer(b"[TOOL_CALLS]now{}", dtype=np.uint8).astype(np.int32)
+    ids9 = tuple(b"[TOOL_CALLS]now{}")
     n = len(ids9)
-    parser.feed(TokenChunk(ids9, np.zeros(n, np.float32), np.zeros(n, np.int32), np.ones(n, np.float32)))
+    parser.feed(TokenChunk(ids9, (0.0,) * n, (0,) * n, (1.0,) * n))
     assert len(parser.message().tool_calls[0].id) == 9

@@ -223,7 +223,7 @@ class TrainLoop:
             for _, event in self.sampler.step():
                 assert isinstance(event, TokenChunk), event
                 chunks.append(event)
-        output = np.concatenate([chunk.token_ids for chunk in chunks])
+        output = np.concatenate([chunk.token_ids for chunk in chunks], dtype=np.int32)
         text = self.renderer.tokenizer.decode(output.tolist())
         right = f"{task.data['x'] + task.data['y']:02d}"
         reward = float(chunks[-1].finish_reason == "stop" and text == right)
@@ -235,8 +235,8 @@ class TrainLoop:
             session_id=f"{task.id}/{n}",
             token_ids=np.concatenate([prompt, output]),
             trained=sampled,
-            logprobs=pad(np.concatenate([chunk.logprobs for chunk in chunks]), 0),
-            versions=pad(np.concatenate([chunk.versions for chunk in chunks]), -1),
+            logprobs=pad(np.concatenate([chunk.logprobs for chunk in chunks], dtype=np.float32), 0),
+            versions=pad(np.concatenate([chunk.versions for chunk in chunks], dtype=np.int32), -1),
             temperatures=np.ones(n_all, np.float32),
             spans=(Span("answer", start, n_all, reward, reward, True),),
         )

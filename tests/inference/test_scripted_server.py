@@ -98,7 +98,7 @@ async def collect(backend: Any, request: GenerateRequest, into: list[TokenChunk]
 
 
 def ids(chunks: list[TokenChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids.tolist()]
+    return [token for chunk in chunks for token in chunk.token_ids]
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ async def test_every_token_has_the_version_it_was_sent_under(server: Server, bac
     versions: list[int] = []
     async with aclosing(backend.generate(server.request("count", "swap"))) as chunks:
         async for chunk in chunks:
-            versions += chunk.versions.tolist()
+            versions += chunk.versions
             if len(versions) == 3:
                 assert await backend.load_weights({"kind": "none"}, before + 1) == before + 1
     assert len(versions) == 10

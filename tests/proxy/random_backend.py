@@ -13,8 +13,6 @@ import random
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import numpy as np
-
 from areal.base.errors import BackendError
 from areal.base.types import FinishReason, GenerateRequest, TokenChunk
 from areal.inference.scripted.vocabulary import Vocabulary
@@ -77,9 +75,9 @@ class RandomBackend:
 
 def _chunk(part: list[tuple[int, float, int]], finish: FinishReason | None) -> TokenChunk:
     return TokenChunk(
-        token_ids=np.array([token for token, _, _ in part], np.int32),
-        logprobs=np.array([logprob for _, logprob, _ in part], np.float32),
-        versions=np.array([version for _, _, version in part], np.int32),
-        kept_mass=np.ones(len(part), np.float32),
+        token_ids=tuple(token for token, _, _ in part),
+        logprobs=tuple(logprob for _, logprob, _ in part),
+        versions=tuple(version for _, _, version in part),
+        kept_mass=(1.0,) * len(part),
         finish_reason=finish,
     )

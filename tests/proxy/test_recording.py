@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
 
 from areal.base.types import GenerateRequest, TokenChunk
@@ -259,16 +258,18 @@ class FixedBackend:
 def chunk(ids: list[int], logprobs: list[float], finish: Any = "stop", **more: Any) -> TokenChunk:
     count = len(ids)
     return TokenChunk(
-        token_ids=np.array(ids, np.int32),
-        logprobs=np.array(logprobs, np.float32),
-        versions=np.full(count, 3, np.int32),
-        kept_mass=np.ones(count, np.float32),
+        token_ids=tuple(ids),
+        logprobs=tuple(logprobs),
+        versions=(3,) * count,
+        kept_mass=(1.0,) * count,
         finish_reason=finish,
         **more,
     )
 
 
-@pytest.mark.parametrize("logprobs", [[], [-0.1, -0.2], [-0.1, float("nan"), -0.2], [-0.1, float("-inf"), -0.3]])
+@pytest.mark.parametrize(
+    "logprobs", [[], [-0.1, -0.2], [-0.1, float("nan"), -0.2], [-0.1, float("-inf"), -0.3], [-0.1, -1e300, -0.2]]
+)
 async def test_T054_missing_or_broken_logprobs_make_the_interaction_untrainable_and_the_client_is_answered(
     make_service: Any, caplog: pytest.LogCaptureFixture, logprobs: list[float]
 ) -> None:

@@ -79,7 +79,7 @@ def sampled(renderer: JinjaRenderer, plan: Plan, call: ModelCall, text: str, ind
     n = len(ids)
     zeros, ones = np.zeros(n, np.float32), np.ones(n, np.float32)
     parser = renderer.parser(plan.prompt.text, call.tools)
-    parser.feed(TokenChunk(ids, zeros, np.zeros(n, np.int32), ones))
+    parser.feed(TokenChunk(tuple(ids.tolist()), (0.0,) * n, (0,) * n, (1.0,) * n))
     parser.finish()
     completion = Completion(ids, zeros, np.zeros(n, np.int32), ones, 1.0, "stop")
     return Interaction(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import torch
 
 from areal.base.errors import ArealError, BackendError, BadRequest, ContextOverflow
@@ -157,12 +156,12 @@ class Engine:
         elif not sequence.decoding:
             self.scheduler.prefilled(sequence)
         return sequence, TokenChunk(
-            token_ids=drawn.token_ids[row : row + 1],
-            logprobs=drawn.logprobs[row : row + 1],
-            versions=np.array([self.version], np.int32),
-            kept_mass=drawn.kept_mass[row : row + 1],
+            token_ids=(token,),
+            logprobs=(float(drawn.logprobs[row]),),
+            versions=(self.version,),
+            kept_mass=(float(drawn.kept_mass[row]),),
             top=drawn.top[row : row + 1] if drawn.top[row] else (),
-            constrained=None if matcher is None else drawn.constrained[row : row + 1],
+            constrained=None if matcher is None else (bool(drawn.constrained[row]),),
             finish_reason=reason,
         )
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from areal.base.errors import ArealError, BackendError, ContextOverflow
 from areal.base.types import FinishReason, GenerateRequest, TokenChunk
@@ -134,7 +133,7 @@ class ScriptedEngine:
             if finish is not None:
                 return
         await self._fail_if_due(line, len(line.tokens))
-        yield _empty(line.finish)  # a line without pieces
+        yield TokenChunk((), (), (), (), finish_reason=line.finish)  # a line without pieces
 
     async def _fail_if_due(self, line: ScriptedLine, index: int) -> None:
         if line.failure is not None and _fails_at(line, index):
@@ -144,10 +143,10 @@ class ScriptedEngine:
     def _chunk(self, token: ScriptedToken, wanted: int, finish: FinishReason | None) -> TokenChunk:
         top = ((token.top or ((token.token_id, token.logprob),))[:wanted],) if wanted else ()
         return TokenChunk(
-            token_ids=np.array([token.token_id], dtype=np.int32),
-            logprobs=np.array([token.logprob], dtype=np.float32),
-            versions=np.array([self._version], dtype=np.int32),
-            kept_mass=np.ones(1, dtype=np.float32),
+            token_ids=(token.token_id,),
+            logprobs=(token.logprob,),
+            versions=(self._version,),
+            kept_mass=(1.0,),
             top=top,
             finish_reason=finish,
         )
@@ -180,9 +179,3 @@ class ScriptedEngine:
 
 def _fails_at(line: ScriptedLine, index: int) -> bool:
     return line.failure is not None and line.failure.at == index
-
-
-def _empty(finish: FinishReason) -> TokenChunk:
-    none = np.zeros(0, dtype=np.float32)
-    ids = np.zeros(0, dtype=np.int32)
-    return TokenChunk(token_ids=ids, logprobs=none, versions=ids, kept_mass=none, finish_reason=finish)
