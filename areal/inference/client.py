@@ -12,23 +12,26 @@ of the environment are not read. Bodies: wire.py. Several servers: router.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-import aiohttp
-
-from areal.base.errors import ArealError, BackendError, BackendTimeout
+from areal.base.errors import BackendError, BackendTimeout
 from areal.base.types import GenerateRequest, TokenChunk
 from areal.inference import wire
 from areal.inference.backend import BackendHealth
 from areal.web.sse import DONE, SseDecoder, SseEvent
+from areal.web.upstream import Answer, NotConnected, Upstream
+
+Read = Callable[[], Awaitable[bytes]]  # what has come of a body, b"" at its end
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
 LOAD_S = 300.0  # weights.load_timeout_seconds says otherwise; the server says nothing meanwhile
 # Below any server's own keep-alive (ours 75 s, uvicorn's 5 s): no request meets a closing socket.
 IDLE_CONNECTION_S = 3.0
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 class HttpBackend:
@@ -39,17 +42,17 @@ class HttpBackend:
     ) -> None:
         self.name = name
         self.url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._headers = ((b"authorization", f"Bearer {token}".encode()), (b"content-type", b"application/json"))
         self._silence_s = silence_s
         self._load_s = load_s
-        self._session: aiohttp.ClientSession | None = None
+        self._upstream = Upstream(connect_s=CONNECT_S, idle_s=IDLE_CONNECTION_S)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """See Backend.generate. Raises BadRequest and ContextOverflow (the request), BackendError, BackendTimeout."""
         last: TokenChunk | None = None
-        async with self._post(wire.GENERATE_PATH, wire.encode_request(request)) as response:
+        async with self._post(wire.GENERATE_PATH, wire.encode_request(request)) as read:
             decoder = SseDecoder()
-            while data := await response.content.readany():
+            while data := await read():
                 for event in _decode(decoder, data):
                     if event.data == DONE:
                         continue
@@ -64,72 +67,84 @@ class HttpBackend:
 
     async def health(self) -> BackendHealth:
         """Raises BackendError also when the server speaks another protocol version."""
-        async with self._call("GET", "/health", None, self._silence_s) as response:
-            return wire.decode_health(await response.read())
+        async with self._call("GET", "/health", b"", self._silence_s) as read:
+            return wire.decode_health(await _whole(read))
 
     async def pause(self) -> None:
         """See Backend.pause."""
-        async with self._post("/pause", b"{}") as response:
-            await response.read()
+        async with self._post("/pause", b"{}") as read:
+            await _whole(read)
 
     async def resume(self) -> None:
         """See Backend.resume."""
-        async with self._post("/resume", b"{}") as response:
-            await response.read()
+        async with self._post("/resume", b"{}") as read:
+            await _whole(read)
 
     async def load_weights(self, manifest: dict[str, Any], version: int) -> int:
         """See Backend.load_weights. A refusal (409) is a BackendError with the server's reason."""
         body = wire.encode_load_weights(manifest, version)
-        async with self._call("POST", "/load_weights", body, self._load_s) as response:
-            return wire.decode_version(await response.read())
+        async with self._call("POST", "/load_weights", body, self._load_s) as read:
+            return wire.decode_version(await _whole(read))
 
     async def close(self) -> None:
         """Close all connections; running streams end."""
-        if self._session is not None:
-            await self._session.close()
+        self._upstream.close()
 
     @property
     def _who(self) -> str:
         return f"inference server {self.name!r} at {self.url}"
 
-    def _post(self, path: str, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _post(self, path: str, body: bytes) -> AbstractAsyncContextManager[Read]:
         return self._call("POST", path, body, self._silence_s)
 
     @asynccontextmanager
-    async def _call(
-        self, method: str, path: str, body: bytes | None, silence_s: float
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A response of status 200. Whatever goes wrong on the way, also while the body is read, is an ArealError."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s)
+    async def _call(self, method: str, path: str, body: bytes, silence_s: float) -> AsyncIterator[Read]:
+        """The body of an answer of status 200. Whatever goes wrong, also while it is read, is an ArealError."""
+        answer: Answer | None = None
         try:
-            async with self._open().request(
-                method, self.url + path, data=body, headers=self._headers, timeout=timeout
-            ) as response:
-                try:
-                    if response.status != 200:
-                        raise wire.decode_error(response.status, await response.read())
-                    yield response
-                finally:
-                    if not response.content.at_eof():
-                        response.close()  # the rest is not wanted: a closed connection aborts the request
-        except ArealError:
-            raise
+            answer = await self._upstream.request(method, self.url + path, self._headers, body, silence_s=silence_s)
+            read = _unpacked(answer)
+            if answer.status != 200:
+                raise wire.decode_error(answer.status, await _whole(read))
+            yield read
         except TimeoutError as error:
             raise BackendTimeout(
                 f"{self._who} was silent for {silence_s:.0f} s on {path}; see its log, or start it again"
             ) from error
-        except aiohttp.ClientConnectorError as error:
+        except NotConnected as error:
             raise BackendError(f"{self._who} is not reachable ({error.strerror or error}); is it running?") from error
-        except aiohttp.ClientError as error:
-            reason = str(error) or type(error).__name__
-            raise BackendError(f"{self._who} broke the connection on {path}: {reason}; see its log") from error
+        except OSError as error:
+            raise BackendError(
+                f"{self._who} broke the connection on {path}: {error.strerror or error}; see its log"
+            ) from error
+        finally:
+            if answer is not None:
+                answer.close()  # where the rest is not wanted, a closed connection aborts the request
 
-    def _open(self) -> aiohttp.ClientSession:
-        """The session, made on first use because it belongs to the running loop."""
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
-        return self._session
+
+def _unpacked(answer: Answer) -> Read:
+    """Its reading, without the compression that a server between may have added (T100)."""
+    encodings = [value.lower() for name, value in answer.headers if name.lower() == b"content-encoding"]
+    if encodings in ([], [b"identity"]):
+        return answer.read
+    if encodings not in ([b"gzip"], [b"deflate"]):
+        raise BackendError(f"the inference server packed its answer as {encodings!r}; let it send it plain")
+    inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
+
+    async def read() -> bytes:
+        while data := await answer.read():
+            if plain := inflater.decompress(data):
+                return plain
+        return inflater.flush()
+
+    return read
+
+
+async def _whole(read: Read) -> bytes:
+    parts = []
+    while data := await read():
+        parts.append(data)
+    return b"".join(parts)
 
 
 def _decode(decoder: SseDecoder, data: bytes) -> list[SseEvent]:

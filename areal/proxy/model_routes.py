@@ -3,17 +3,19 @@
     add_route(app, "/v1/messages", ModelRoute(dialect, callers, recorder))
     add_route(app, "/v1/messages/count_tokens", CountRoute(dialect, dialect, callers, recorder))
 
-The call runs as a task of its own and puts its events into a mailbox; this side writes them out as they come. A failure before
-the first token keeps its true status; a stream's headers are held for it up to hold_s, then 200 and a comment every ping_s (settled
-13). After that a failure is said in-band. A client that hangs up cancels the task, also without stream. Knows no field of any
-protocol. Used by app.py.
+The call runs as a task of its own and writes its events out as they come, so a slow client slows down its own call alone; this
+side watches over it. A failure before the first token keeps its true status; a stream's headers are held for it up to hold_s, then
+200 and a comment every ping_s (settled 13). After that a failure is said in-band. A client that hangs up cancels the task, also
+without stream. Knows no field of any protocol. Used by app.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Protocol
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -21,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from areal.base.errors import ArealError, BadRequest, InvalidKey
 from areal.base.types import ModelCall
 from areal.proxy.callers import Callers
-from areal.proxy.dialects.base import Answer, CountsTokens, Dialect, Done, Event, Failed
+from areal.proxy.dialects.base import Answer, CountsTokens, Dialect, Done, Event, Failed, Piece, StreamEncoder
 from areal.proxy.implicit import Guest
 from areal.proxy.live import LiveSession
 from areal.proxy.recorder import Recorder
@@ -67,52 +69,45 @@ class ModelRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         who, call = await _read_call(self._dialect, self._callers, scope, receive)
-        running = _Running(self._dialect, self._callers, self._recorder, who, call, request_id(scope))
+        if call.stream:
+            encoder = self._dialect.stream(call)
+            reply: _Reply = _Stream(encoder, send, hold_s=self._hold_s, ping_s=self._ping_s)
+        else:
+            reply = _Whole(lambda answer: self._dialect.format(answer, call), send)
+        name = request_id(scope)
+        running = asyncio.create_task(self._run(who, call, reply, name), name=name)
         gone = asyncio.ensure_future(disconnected(receive))
-        gone.add_done_callback(lambda _: running.mailbox.put_nowait(None))
         try:
-            if call.stream:
-                await self._stream(running, gone, send)
-            else:
-                await self._whole(running, gone, send)
+            while not running.done() and not gone.done():
+                await asyncio.wait({running, gone}, timeout=reply.quiet_s, return_when=asyncio.FIRST_COMPLETED)
+                if not running.done() and not gone.done():
+                    await reply.ping_if_due()
+            if gone.done():
+                await self._note_undelivered(running)
+                raise ClientGone
+            await reply.end(_result(running)[1])
+        except ArealError as error:
+            await reply.fail(error)
         finally:
             gone.cancel()
-            await running.stop()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)  # until its tokens are stored
 
-    async def _whole(self, running: _Running, gone: asyncio.Future[None], send: Send) -> None:
-        while not isinstance(event := await running.mailbox.get(), Done):
-            if event is None:
-                raise ClientGone
-            if isinstance(event, Failed):
-                raise event.error
-        if gone.done():
-            await running.undelivered(event.answer)
-            raise ClientGone
-        await send_json(send, self._dialect.format(event.answer, running.call))
+    async def _run(
+        self, who: SessionKey | Guest, call: ModelCall, reply: _Reply, name: str
+    ) -> tuple[LiveSession, Answer]:
+        """A session that ends with this turn has ended when this returns."""
+        task = asyncio.current_task()
+        assert task is not None
+        with bugs_as_errors(f"request {name}"):
+            async with self._callers.calling(who, call, task) as live:
+                return live, await self._recorder.answer(live, call, self._dialect.id_prefix, reply.put, name)
 
-    async def _stream(self, running: _Running, gone: asyncio.Future[None], send: Send) -> None:
-        encoder = self._dialect.stream(running.call)
-        with _Quiet(running.mailbox, self._hold_s) as quiet:
-            started, ready = False, b""
-            while True:
-                event = await running.mailbox.get()
-                if event is None:
-                    raise ClientGone
-                if isinstance(event, Failed) and not started:
-                    raise event.error
-                if not started:
-                    await start_event_stream(send)
-                    started, quiet.bound_s = True, self._ping_s
-                ready += encoder.ping if isinstance(event, _Quiet) else encoder.encode(event)
-                if isinstance(event, Done) and gone.done():
-                    await running.undelivered(event.answer)
-                if isinstance(event, Done | Failed):
-                    await end_response(send, ready)
-                    return
-                if ready and running.mailbox.empty():  # what has come by now leaves together
-                    quiet.since = time.monotonic()
-                    await send_chunk(send, ready)
-                    ready = b""
+    async def _note_undelivered(self, running: asyncio.Task[tuple[LiveSession, Answer]]) -> None:
+        """Of a call whose client is gone: an answer that is complete was not delivered; of any other the recorder says so."""
+        if running.done() and not running.cancelled() and running.exception() is None:
+            live, answer = running.result()
+            await self._recorder.undelivered(live, [choice.interaction_id for choice in answer.choices])
 
 
 class CountRoute:
@@ -143,68 +138,88 @@ async def _read_call(
     return who, parse() if len(body) < LONG_BODY else await asyncio.to_thread(parse)
 
 
-class _Quiet:
-    """Puts itself into a mailbox whenever nothing was sent for bound_s: one timer, however many tokens come."""
-
-    def __init__(self, mailbox: asyncio.Queue[Event | _Quiet | None], bound_s: float) -> None:
-        self.bound_s = bound_s
-        self.since = time.monotonic()
-        self._mailbox = mailbox
-        self._timer = asyncio.get_running_loop().call_later(bound_s, self._look)
-
-    def __enter__(self) -> _Quiet:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        left = self.since + self.bound_s - time.monotonic()
-        if left <= 0:
-            self._mailbox.put_nowait(self)
-            left = self.bound_s
-        self._timer = asyncio.get_running_loop().call_later(left, self._look)
+def _result(running: asyncio.Task[tuple[LiveSession, Answer]]) -> tuple[LiveSession, Answer]:
+    """Of a call that is done. Raises what went wrong."""
+    if running.cancelled():
+        raise InvalidKey("the session ended while this call was running; start a new session")
+    return running.result()
 
 
-class _Running:
-    """One call as a task, and the mailbox that its events arrive in. None in the mailbox: the client is gone."""
+class _Reply(Protocol):
+    """How an answer leaves. quiet_s: how long from now nothing may be sent; None: for ever."""
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        callers: Callers,
-        recorder: Recorder,
-        who: SessionKey | Guest,
-        call: ModelCall,
-        name: str,
-    ) -> None:
-        self.call = call
-        self.mailbox: asyncio.Queue[Event | _Quiet | None] = asyncio.Queue()
-        self._live: LiveSession | None = None
-        self._recorder = recorder
-        self._task = asyncio.create_task(self._run(dialect, callers, recorder, who), name=name)
+    @property
+    def quiet_s(self) -> float | None: ...
 
-    async def undelivered(self, answer: Answer) -> None:
-        if self._live is not None:
-            await self._recorder.undelivered(self._live, [choice.interaction_id for choice in answer.choices])
+    async def put(self, event: Event) -> None: ...
 
-    async def stop(self) -> None:
-        """Cancel what still runs and wait until its tokens are stored."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+    async def ping_if_due(self) -> None: ...
 
-    async def _run(self, dialect: Dialect, callers: Callers, recorder: Recorder, who: SessionKey | Guest) -> None:
-        put = self.mailbox.put_nowait
-        try:
-            task = asyncio.current_task()
-            assert task is not None
-            with bugs_as_errors(f"request {self._task.get_name()}"):
-                async with callers.calling(who, self.call, task) as live:
-                    self._live = live
-                    answer = await recorder.answer(live, self.call, dialect.id_prefix, put, self._task.get_name())
-            put(Done(answer))  # after the block: a session that ends with this turn has ended when the client hears it
-        except ArealError as error:
-            put(Failed(error))
-        except asyncio.CancelledError:
-            put(Failed(InvalidKey("the session ended while this call was running; start a new session")))
-            raise
+    async def end(self, answer: Answer) -> None: ...
+
+    async def fail(self, error: ArealError) -> None: ...
+
+
+class _Whole:
+    """All at once, at the end."""
+
+    quiet_s = None
+
+    def __init__(self, form: Callable[[Answer], Any], send: Send) -> None:
+        self._form, self._send = form, send
+
+    async def put(self, event: Event) -> None:
+        """The answer holds it, too."""
+
+    async def ping_if_due(self) -> None:
+        """There is nothing that a client would not take for the answer."""
+
+    async def end(self, answer: Answer) -> None:
+        await send_json(self._send, self._form(answer))
+
+    async def fail(self, error: ArealError) -> None:
+        raise error
+
+
+class _Stream:
+    """Events as they come, a comment after `ping_s` without any, the head with the first of either or after hold_s."""
+
+    def __init__(self, encoder: StreamEncoder, send: Send, *, hold_s: float, ping_s: float) -> None:
+        self._encoder, self._send, self._hold_s, self._ping_s = encoder, send, hold_s, ping_s
+        self._ready = b""  # leaves with what comes next
+        self._begun = False
+        self._one_begins = asyncio.Lock()
+        self._sent_at = time.monotonic()
+
+    @property
+    def quiet_s(self) -> float:
+        return self._sent_at + (self._ping_s if self._begun else self._hold_s) - time.monotonic()
+
+    async def put(self, event: Event) -> None:
+        """Send it at once; but what opens an answer or ends a choice together with what follows at once."""
+        self._ready += self._encoder.encode(event)
+        if self._ready and isinstance(event, Piece):
+            await self._flush()
+
+    async def ping_if_due(self) -> None:
+        if self.quiet_s <= 0:
+            self._ready += self._encoder.ping
+            await self._flush()
+
+    async def end(self, answer: Answer) -> None:
+        await end_response(self._send, self._ready + self._encoder.encode(Done(answer)))
+
+    async def fail(self, error: ArealError) -> None:
+        """In band, if it is too late for a status."""
+        if not self._begun:
+            raise error
+        await end_response(self._send, self._ready + self._encoder.encode(Failed(error)))
+
+    async def _flush(self) -> None:
+        if not self._begun:
+            async with self._one_begins:  # a ping or a choice
+                if not self._begun:
+                    await start_event_stream(self._send)
+                    self._begun = True
+        data, self._ready, self._sent_at = self._ready, b"", time.monotonic()
+        await send_chunk(self._send, data)

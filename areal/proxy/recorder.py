@@ -2,7 +2,7 @@
 
     recorder = Recorder(store, renderer, router, defaults=config.gconfig, sampling="client", seed=1, max_context=2048)
     async with sessions.calling(key, task) as live:
-        answer = await recorder.answer(live, call, "chatcmpl-", emit)       # emit(event) as tokens are sampled
+        answer = await recorder.answer(live, call, "chatcmpl-", emit)       # await emit(event) as tokens are sampled
 
 1. the longest recorded conversation that the call continues keeps its own sampled ids (renderer.extend); where that cannot be,
    the call starts a new branch, and the reason is stored (plan.py). 2. n choices are sampled; stop texts abort the backend.
@@ -18,7 +18,7 @@ import difflib
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,7 +53,7 @@ LONG_PROMPT = 16_384  # characters; from here on rendering leaves the event loop
 LONG_REQUEST = 65_536  # bytes, of many short messages or of large tools; likewise
 UPSTREAM_NAMES = ("reward_model", "judge_model")
 
-Emit = Callable[[Event], None]
+Emit = Callable[[Event], Awaitable[None]]
 
 
 class Generates(Protocol):
@@ -210,11 +210,11 @@ class Recorder:
                         continue  # nothing was sampled, so a failure may still have its own status
                     if not running.started:
                         running.started = True
-                        running.emit(Started(running.answer()))
-                    running.emit(generation.feed(chunk))
+                        await running.emit(Started(running.answer()))
+                    await running.emit(generation.feed(chunk))
                     if generation.finished:
                         break
-            running.emit(generation.finish())
+            await running.emit(generation.finish())
             if generation.finish_reason() in ("abort", "error"):
                 raise BackendError("the inference server stopped this request before it was complete; try again")
         except (ArealError, asyncio.CancelledError) as failure:
@@ -233,7 +233,7 @@ class Recorder:
             tokens=generation.shown,
             stop_text=generation.stop_text,
         )
-        running.emit(ChoiceEnded(choice))
+        await running.emit(ChoiceEnded(choice))
         return choice
 
     async def _record(
@@ -265,7 +265,7 @@ class Recorder:
             request_id=running.request_id,
         )
         if "untrainable" in interaction.tags:
-            _log.warning("interaction %s: the backend gave a sampled token no finite log-probability", interaction.id)
+            _log.warning("interaction %s is not trainable: the backend gave a token no finite log-prob", interaction.id)
         await self._store.sessions.add(interaction)
         running.live.conversation.add(interaction)
         if self._is_side_request(running.live, call) and "side_request" not in interaction.tags:
