@@ -112,7 +112,7 @@ class HttpBackend:
                 f"{self._who} was silent for {silence_s:.0f} s on {path}; see its log, or start it again"
             ) from error
         except NotConnected as error:
-            raise BackendError(f"{self._who} is not reachable ({error.strerror or error}); is it running?") from error
+            raise BackendError(f"{self._who} is not reachable ({error}); is it running?") from error
         except OSError as error:
             raise BackendError(
                 f"{self._who} broke the connection on {path}: {error.strerror or error}; see its log"

@@ -18,6 +18,7 @@ twice, no proxies (T103), no cookies. Reading slowly slows the sender down. Used
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
 from collections.abc import AsyncIterable, Sequence
@@ -96,7 +97,9 @@ class Upstream:
         except TimeoutError:
             raise NotConnected("connecting timed out") from None
         except OSError as error:
-            raise NotConnected(*error.args) from error
+            # Not the loop's own words, which hold the address.
+            known = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+            raise NotConnected(known or "no address of it takes a connection") from error
         return connection
 
     def opened(self, connection: _Connection) -> None:
