@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gateway": ("areal.gateway.server", "the gateway alone; a training run finds it and attaches"),
     "dashboard": ("areal.dashboard.__main__", "a local page on a run: sessions, tokens, rewards"),
     "status": ("areal.tools.status", "how a run stands, and whether everything it recorded is accounted for"),
+    "replay": ("areal.replay", "make a training step again and compare it with what was recorded"),
     "plot": ("areal.tools.plot_metrics", "a picture of any logged metric"),
     "doctor": ("areal.doctor", "run an agent once, before any training: what would be trained, and why not"),
     "model": ("areal.models.fetch", "get a bundled model, print its folder"),

@@ -16,9 +16,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from areal import __version__
 from areal.algorithms import ALGORITHMS
 from areal.algorithms.reward_shaping import Shaping
 from areal.base.atomic import write_atomic
@@ -30,7 +32,7 @@ from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.algorithms import kl_off_the_reward, resolved
 from areal.config.run import RecoverConfig, RunConfig, SaverConfig
-from areal.config.show import masked_yaml
+from areal.config.show import masked_yaml, secretless_tree
 from areal.engine.credit import Credit
 from areal.engine.nets import Nets
 from areal.inference.backend import Backend
@@ -41,6 +43,7 @@ from areal.rollout.batcher import Batcher
 from areal.rollout.datasets import endless, read_tasks
 from areal.rollout.dispatcher import Dispatcher
 from areal.rollout.evaluation import Evaluation
+from areal.rollout.history import History, Life
 from areal.rollout.queue import GroupQueue
 from areal.rollout.recovery import Start, take_up
 from areal.rollout.snapshots import Purpose, Schedule, Snapshots
@@ -87,6 +90,7 @@ class Run:
     evaluation: Evaluation
     dispatcher: Dispatcher
     metrics: MetricsFile
+    history: History
     progress: Progress
     first_step: int
     gateway_url: str
@@ -158,10 +162,23 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             evaluation=_evaluation(config, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
+            history=stack.enter_context(_history(launch, start, incarnation)),
             progress=progress,
             first_step=start.step,
             gateway_url=gateway_url,
         )
+
+
+def _history(launch: Launch, start: Start, incarnation: str) -> History:
+    life = Life(
+        incarnation=incarnation,
+        first_step=start.step,
+        started_from=start.found.path.name if start.found else "",
+        config=secretless_tree(launch.config),
+        ranks={net: job.spec for net, job in launch.ranks.items()},
+        software={name: version(name) for name in ("torch", "numpy")} | {"areal": __version__},
+    )
+    return History.open(launch.folder.steps, life)
 
 
 async def _take_up(config: RunConfig, store: Store, start: Start, incarnation: str) -> None:

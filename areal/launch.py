@@ -101,11 +101,12 @@ class Launch:
         self.store_url = store_url
         self.run_id = run_id
         self.servers: dict[str, Backend] = {}
+        self.ranks: dict[str, Job] = {}  # by the net they hold
 
     async def servers_and_ranks(self, stack: AsyncExitStack) -> tuple[dict[str, Backend], dict[str, EngineClient]]:
         """Inference servers by URL and ranks by the net they hold (the names of engine/nets.py), started side by side; no rank
         where nothing is trained."""
-        jobs = await self._rank_jobs() if trains(self.config) else {}
+        jobs = self.ranks = await self._rank_jobs() if trains(self.config) else {}
         ready = await self._start_servers(stack, list(jobs.values()))
         ranks = {
             net: await stack.enter_async_context(EngineClient(facts["url"], self.token))

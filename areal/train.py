@@ -51,7 +51,7 @@ async def train(run: Run) -> None:
                 break
             waited = time.monotonic() - started
             stats = await learner.nets.train(
-                batch.groups, step=step, current_version=run.gate.current.label, lags=batch.lags
+                batch.groups, step=step, current_version=batch.weights.label, lags=batch.lags
             )
             await settle(run.store.training, batch)
             version = await learner.publisher.publish(consumed=batch.group_ids)
@@ -90,7 +90,8 @@ async def evaluate(run: Run, step: int, *, last: bool = False) -> None:
 
 
 def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str, float]) -> None:
-    """One step in the log, in metrics.jsonl and on the display; the same numbers everywhere."""
+    """One step in its history, in the log, in metrics.jsonl and on the display; the same numbers everywhere."""
+    run.history.write(batch, step=step, made=version)
     seconds = run.pace.step(time.monotonic())
     samples_per_second = batch.sessions / seconds
     tokens_per_second = batch.recorded_tokens / seconds

@@ -62,5 +62,9 @@ class RunFolder:
         return self.root / "store.sqlite"
 
     @property
+    def steps(self) -> Path:
+        return self.root / "steps.jsonl"
+
+    @property
     def signing_key(self) -> Path:
         return self.fileroot / "signing.key"

@@ -1,6 +1,7 @@
 """A configuration as text that may be shown and stored: the whole tree as YAML, secrets as four-character hints.
 
 print(masked_yaml(config))
+RunConfig.model_validate(secretless_tree(config))      # for whoever reads it back: all but the secrets
 """
 
 from __future__ import annotations
@@ -28,9 +29,18 @@ def masked_yaml(config: Section) -> str:
     return yaml.safe_dump(masked_tree(config), sort_keys=False, allow_unicode=True, width=120)
 
 
-def _mask(tree: Any, path: str) -> None:
+def secretless_tree(config: Section) -> dict[str, Any]:
+    """The same for a program to read again: a secret that may be absent is, every other one is a hint."""
+    tree = config.model_dump(mode="json")
+    for key in keys_of(type(config)).values():
+        if key.secret:
+            _mask(tree, key.path, absent=key.default is None)
+    return tree
+
+
+def _mask(tree: Any, path: str, *, absent: bool = False) -> None:
     *sections, leaf = path.split(".")
     for section in sections:
         tree = tree.get(section) if isinstance(tree, dict) else None
     if isinstance(tree, dict) and tree.get(leaf):
-        tree[leaf] = hint(tree[leaf])
+        tree[leaf] = None if absent else hint(tree[leaf])

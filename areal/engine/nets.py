@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ from areal.engine.credit import Credit, Scored
 
 CRITIC_STATS = ("loss", "clip_ratio", "value_error", "grad_norm", "lr")
 """What of the critic's step is reported, as critic_NAME."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch as the nets take it. reward_kl: the mean KL per trained token that was taken off the reward, None elsewhere."""
+
+    rows: list[Row]
+    critic_rows: list[Row]
+    reward_kl: float | None
 
 
 class Nets:
@@ -49,13 +59,26 @@ class Nets:
         self, groups: Sequence[Group], *, step: int, current_version: int, lags: Mapping[int, int]
     ) -> dict[str, float]:
         """One training step of all that learns; the policy's stats (commands.Stepped), the critic's with a prefix."""
+        return await self.train_prepared(
+            await self.prepare(groups), step=step, current_version=current_version, lags=lags
+        )
+
+    async def prepare(self, groups: Sequence[Group]) -> Prepared:
+        """What every net is given to train on; moves none of them."""
         scored = await self._score(groups)
-        stats = await self.policy.train_step(self.credit.rows(groups, scored), step, current_version, lags)
-        if (kl := self.credit.mean_kl_off_the_reward(groups, scored)) is not None:
-            stats |= {"ref_kl": kl}
+        rows, kl = self.credit.rows(groups, scored), self.credit.mean_kl_off_the_reward(groups, scored)
+        return Prepared(rows, self.credit.critic_rows(groups, scored) if self._critic is not None else [], kl)
+
+    async def train_prepared(
+        self, prepared: Prepared, *, step: int, current_version: int, lags: Mapping[int, int]
+    ) -> dict[str, float]:
+        """The second half of `train`."""
+        stats = await self.policy.train_step(prepared.rows, step, current_version, lags)
+        if prepared.reward_kl is not None:
+            stats |= {"ref_kl": prepared.reward_kl}
         if self._critic is None:
             return stats
-        theirs = await self._critic.train_step(self.credit.critic_rows(groups, scored), step, current_version)
+        theirs = await self._critic.train_step(prepared.critic_rows, step, current_version)
         return stats | {f"critic_{name}": theirs[name] for name in CRITIC_STATS}
 
     async def begin_save(

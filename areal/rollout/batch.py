@@ -4,8 +4,8 @@
     checked = checked_ages(group, gate, "drop")                     # without what is too old; checked.group None: nothing is left
     batch = batch_of([checked, …], gate, reward_clip=None)
 
-No store, no clock, no order of arrival: the same sessions under the same gate make the same batch.
-Used by queue.py and batcher.py.
+No store, no clock, no order of arrival: the same sessions under the same gate make the same batch, which is what `areal replay` lives on.
+Used by queue.py and batcher.py in a run, by replay.py after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from areal.base.types import BoolArray, ExportStyle, Group, Interaction, Share
+from areal.base.types import BoolArray, ExportStyle, Group, Interaction, Share, Version
 from areal.proxy.export import Fate, clipped, fate, rows, shares
 from areal.rollout.staleness import StalenessGate
 from areal.store.admission import survivors_needed
@@ -61,7 +61,8 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Groups for one training step. reward: mean over sessions of the raw sum. lags: version label -> steps behind.
+    """Groups for one training step. reward: mean over sessions of the raw sum. weights: the version that the step trains. lags:
+    version label -> steps behind it. members: group id -> all its sessions, those included that were left out as too old.
     rewards_clipped: how many rewards are trained as less than was set (rollout.agent.reward_clip). stale_groups: dropped as stale since
     the batch before. held_seconds: how long this one was complete but for running groups that it had to wait for.
 
@@ -73,6 +74,8 @@ class Batch:
     lag_max: int
     reward: float
     accounts: Mapping[str, Mapping[str, Share]]
+    weights: Version
+    members: Mapping[str, tuple[str, ...]]
     lags: dict[int, int] = field(default_factory=dict)
     rewards_clipped: int = 0
     stale_groups: int = 0
@@ -151,6 +154,8 @@ def batch_of(checked: Sequence[Checked], gate: StalenessGate, *, reward_clip: fl
         reward=sum(rewards) / len({row.session_id for row in trained}),
         rewards_clipped=sum(clipped(reward, reward_clip) != reward for reward in rewards),
         accounts={session: account for one in checked for session, account in one.shares.items()},
+        weights=gate.current,
+        members={one.group.id: tuple(one.shares) for one in checked if one.group is not None},
         lags=dict(zip(labels.tolist(), gate.lag(labels).tolist(), strict=True)),
     )
 

@@ -123,8 +123,7 @@ class Batcher:
     async def _taken(self, chosen: Sequence[Checked]) -> Batch | None:
         """The batch, once the store has given its groups to the step; None if one of them has changed meanwhile."""
         batch = batch_of(chosen, self._gate, reward_clip=self._queue.recipe.reward_clip)
-        members = {one.group.id: one.shares.keys() for one in chosen if one.group is not None}
-        if not await self._training.take(self._gate.next_version(), members):
+        if not await self._training.take(self._gate.next_version(), batch.members):
             return None
         for one in chosen:
             if self._stale != "mask" and one.stale:

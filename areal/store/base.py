@@ -259,6 +259,10 @@ class Reading(Protocol):
         """Tokens of consumed sessions by the reason they were masked for."""
         ...
 
+    async def consumed(self, version: Version) -> tuple[EndedGroup, ...]:
+        """The groups that the step which made `version` trained, with the sessions that it had, as `ready` gave them to it."""
+        ...
+
     async def balance(self) -> Balance:
         """Where everything recorded went, in every unit, on one snapshot, with what does not add up. Walks through all sessions."""
         ...

@@ -24,16 +24,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from areal.base.errors import ArealError, ConfigError
+from areal.base.errors import ArealError
 from areal.base.metrics import MetricsTable, read_metrics
 from areal.base.types import Counts, Limits, Version
 from areal.cluster.process_tree import members
 from areal.cluster.run_lock import Holder, holder
 from areal.config.recorded import Recorded
 from areal.engine.checkpoint_files import checkpoints, looks_whole
-from areal.store import open_store, store_url
+from areal.store import open_store
 from areal.store.balance import Balance
 from areal.store.base import Store
+from areal.store.location import find_store
 from areal.tools.books import as_table, faults_of
 
 
@@ -80,12 +81,10 @@ class Status:
 
 async def look(run: Path) -> Status:
     """Raises ConfigError if the folder holds no run, StoreError if its store cannot be read."""
-    path = run / "store.sqlite"
-    if not path.is_file():
-        raise ConfigError(f"{run} has no store.sqlite; give the folder of a run (it holds config.yaml and logs/)")
+    url = find_store(run)
     config = Recorded.of(run / "config.yaml")
     metrics = _metrics(run, config)
-    async with await open_store(store_url(path.absolute()), read_only=True) as store:
+    async with await open_store(url, read_only=True) as store:
         held = holder(run)
         counts, limits = await store.training.counts(), await store.training.limits()
         version, books = await store.training.version(), await store.reading.balance()
@@ -155,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="How a run stands, and whether everything it recorded is accounted for.",
         epilog="Exit codes: 0 every sum holds, 1 one does not, 2 no such run or its store cannot be read.",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; it holds store.sqlite")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     options = parser.parse_args(argv)
     try:

@@ -17,7 +17,7 @@ from areal.config.command_line import load_command_line, parse
 from areal.config.keys import keys_of, paths_of
 from areal.config.load import resolve
 from areal.config.run import RunConfig
-from areal.config.show import masked_tree, masked_yaml
+from areal.config.show import masked_tree, masked_yaml, secretless_tree
 from areal.config.startable import refuse_unstartable, why_not
 from areal.config.supported import REFUSALS, reasons
 
@@ -375,3 +375,13 @@ def test_a_wrong_agent_file_is_a_sentence(tmp_path: Path, text: str, sentence: s
         resolve(None, [], agent_config=path)
     assert sentence in str(wrong.value)
     assert "\n" not in str(wrong.value)
+
+
+def test_a_configuration_is_read_back_without_its_secrets() -> None:
+    overrides = ["store.url=postgresql://me:hush@host/db", "rollout.agent.admin_api_key=hush-hush", "actor.path=x"]
+    config = resolve(None, overrides).config
+    tree = secretless_tree(config)
+    assert "hush" not in str(tree)
+    again = RunConfig.model_validate(tree)
+    assert again.store.url is None
+    assert again.model_dump(exclude={"store", "rollout"}) == config.model_dump(exclude={"store", "rollout"})

@@ -454,6 +454,19 @@ async def test_a_step_that_does_not_account_for_a_session_is_at_fault(house: Any
     assert books.faults[1].startswith("6 tokens were recorded, but trained, masked, dropped, waiting and open are 0 ")
 
 
+async def test_a_step_finds_its_groups_again(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, n_samples=2))
+    for task, ending in (("a", "ended"), ("a", "ended"), ("b", "ended"), ("b", "ended")):
+        await house.play(task, ending)
+    before = await house.training.ready()
+    first, second = before
+    await house.training.advance(Version(1, 1, "x"), [first.id])
+    await house.training.advance(Version(2, 2, "x"), [second.id])
+    assert await house.store.reading.consumed(Version(1, 1, "x")) == (first,)
+    assert await house.store.reading.consumed(Version(2, 2, "x")) == (second,)
+    assert await house.store.reading.consumed(Version(3, 2, "y")) == ()
+
+
 async def test_what_a_lost_step_said_is_forgotten(house: Any) -> None:
     await house.play("a")
     [group] = await house.training.ready()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from areal.base.metrics import read_metrics
 from tests.books import balanced
@@ -30,8 +33,10 @@ def train(folder: Path, steps: int, *overrides: str) -> subprocess.CompletedProc
     )
 
 
-def test_a_critic_and_a_reference_serve_a_run_and_its_resumption(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, taken up again for two more."""
+    folder = tmp_path_factory.mktemp("nets") / "run"
     first = train(folder, 2, *NETS)
     assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
@@ -42,6 +47,10 @@ def test_a_critic_and_a_reference_serve_a_run_and_its_resumption(tmp_path: Path)
     balanced(folder)
     second = train(folder, 4, *NETS)
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
+    return folder
+
+
+def test_a_critic_and_a_reference_serve_a_run_and_its_resumption(folder: Path) -> None:
     assert len(balanced(folder).books.trained_by_version) == 4
     table = read_metrics(folder / "logs" / "metrics.jsonl")
     assert len(table.series("train/ref_kl").values) == 4
@@ -57,3 +66,23 @@ def test_a_critic_and_a_reference_serve_a_run_and_its_resumption(tmp_path: Path)
         "step-000002",
         "step-000004",
     ]
+
+
+def replayed(folder: Path, step: int) -> list[str]:
+    command = [sys.executable, "-m", "areal.replay", str(folder), "--step", str(step)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [" ".join(line.split()[:3]) for line in done.stdout.splitlines()]
+
+
+def test_steps_with_a_critic_and_a_reference_are_made_again_bit_for_bit(folder: Path) -> None:
+    assert replayed(folder, 3) == ["step 3: from", "step 2: bit-equal:", "step 3: bit-equal:"]
+
+
+@pytest.mark.heavy
+def test_a_replay_crosses_from_one_life_of_a_run_into_the_next(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    for name in ("step-000002", "critic-000002"):
+        shutil.rmtree(copy / "checkpoints" / name)
+    assert replayed(copy, 3)[1:] == [f"step {step}: bit-equal:" for step in range(4)]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from areal.base.logs import parse_line
 from areal.base.metrics import read_metrics
 from areal.rollout.recovery import newest_good
+from areal.store import codec, open_store, store_url
 from tests.books import balanced
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +89,74 @@ def test_every_recorded_token_is_trained_masked_dropped_or_still_waiting(run: Pa
     for row in units.values():
         parts = (int(row[name]) for name in ("trained", "masked", "dropped", "waiting", "open"))
         assert int(row["recorded"]) == sum(parts) > 0
+
+
+def replayed(run: Path, step: int, *flags: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "areal.replay", str(run), "--step", str(step), *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_every_asynchronous_step_is_made_again_bit_for_bit(run: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file() and "sqlite-" not in path.name}
+    code, text = replayed(run, STEPS - 1, "--dump", str(tmp_path / "rows.jsonl"))
+    assert code == 0, text
+    table = read_metrics(run / "logs" / "metrics.jsonl")
+    losses, norms = (table.series(f"train/{name}").values for name in ("loss", "grad_norm"))
+    made = re.findall(r"^step (\d+): bit-equal: .* loss=(\S+) grad_norm=(\S+)$", text, re.MULTILINE)
+    assert [(int(step), float(loss), float(norm)) for step, loss, norm in made] == list(
+        zip(range(STEPS), losses, norms, strict=True)
+    )
+    assert max(table.series("train/lag_max").values) == 1, "no step was asynchronous"
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert sum(sum(row["trained"]) for row in rows) == table.series("train/trained_tokens").values[-1]
+    widths = {
+        len(row[name]) == len(row["token_ids"]) for row in rows for name in ("logprobs", "versions", "advantages")
+    }
+    assert widths == {True}
+    after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file() and "sqlite-" not in path.name}
+    assert after == before
+
+
+async def forge(path: Path, *, step: int) -> str:
+    """Another log-prob in one session that this step trained; returns its id."""
+    async with await open_store(store_url(path)) as store:
+        summaries = await store.reading.recent(100_000)
+        session = next(one.session.id for one in summaries if one.fate == f"trained at step {step + 1}")
+        one = (await store.sessions.interactions(session))[0]
+    done = replace(one.completion, logprobs=one.completion.logprobs - np.float32(0.25))
+    _, recording = codec.encode(replace(one, completion=done))
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE recordings SET logprobs = ? WHERE seq = (SELECT seq FROM interactions WHERE id = ?)",
+            (recording["logprobs"], one.id),
+        )
+    connection.close()
+    return session
+
+
+def test_what_was_tampered_with_is_told_by_a_replay(run: Path, tmp_path: Path) -> None:
+    forged = tmp_path / "run"
+    forged.mkdir()
+    shutil.copyfile(run / "store.sqlite", forged / "store.sqlite")
+    session = asyncio.run(forge(forged / "store.sqlite", step=1))
+    history = (run / "steps.jsonl").read_text()
+    assert '"seed":1,' in history
+    (forged / "steps.jsonl").write_text(
+        history.replace('"seed":1,', '"seed":2,').replace('"lr":0.00015,', '"lr":0.0002,')
+    )
+    (forged / "logs").mkdir()
+    shutil.copyfile(run / "logs" / "metrics.jsonl", forged / "logs" / "metrics.jsonl")
+    code, text = replayed(forged, 1)
+    assert code == 1, text
+    first, second = text.split("step 1: DIFFERS")
+    assert "  line 1 of steps.jsonl is not as it was written" in first
+    assert "  lr is 0.0002, 0.00015 then" in first
+    assert "makes other rows" not in first
+    assert f"  session {session!r} of group g" in second
+    assert "makes other rows than those that were trained" in second
+    assert "  loss is " in second
 
 
 def test_the_checkpoint_is_a_model_that_transformers_loads(run: Path) -> None:

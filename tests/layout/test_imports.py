@@ -20,6 +20,7 @@ TORCH_MODULES = ("areal.inference.native",)
 LIGHT_MODULES = (
     "areal.train",
     "areal.doctor",
+    "areal.replay",
     "areal.models.fetch",
     "areal.models.tokenizer",
     "areal.models.torch_install",
@@ -64,7 +65,7 @@ def test_every_folder_has_its_place_and_the_document_says_the_same_order(
 ) -> None:
     assert {module.folder for module in modules} <= set(order)
     text = (ROOT / "docs" / "architecture.md").read_text()
-    found = re.search(r"`train · doctor · assemble · launch · __main__`((?:\s*>\s*`\w+`)+)", text)
+    found = re.search(r"`train · doctor · replay · assemble · launch · __main__`((?:\s*>\s*`\w+`)+)", text)
     assert found, "docs/architecture.md no longer shows the folder order"
     assert tuple(re.findall(r"`(\w+)`", found[1])) == order[1:]
 

@@ -44,6 +44,7 @@ def bare(*words: str) -> subprocess.CompletedProcess[str]:
         ("areal.dashboard", "--help"),
         ("areal.tools.status", "--help"),
         ("areal.doctor", "--help"),
+        ("areal.replay", "--help"),
         ("areal.models.fetch", "--help"),
     ],
 )

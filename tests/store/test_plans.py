@@ -48,7 +48,7 @@ def test_hot_statements_search(connection: sqlite3.Connection, statements: set[s
     sessions._of_answer(connection, "i")
     settle_overdue(connection, 5.0)
     assert overdue(connection, 5.0) == []
-    [group] = training._ready(connection)
+    [group] = training.ended_groups(connection, training._READY)
     training._account(connection, "t", {"": Share(1, 1)})
     training._advance(connection, Version(1, 1, "x"), [group.id])
     training._take(connection, Version(2, 2, "x"), {}, 1.0)

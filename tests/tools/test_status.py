@@ -28,11 +28,11 @@ from areal.base.types import (
     Message,
     SessionRequest,
     Share,
-    Tag,
     Version,
     WorkerInfo,
 )
 from areal.cluster.run_lock import RunLock
+from areal.proxy.export import MASK_ORDER
 from areal.rollout import metrics as _declared  # noqa: F401  declares train/…
 from areal.store import open_store, store_url
 from areal.store.base import Store
@@ -216,7 +216,7 @@ def test_the_page_explains_every_reason(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "accounting.md").read_text()
     masked, dropped = page.split("**masked**")[1].split("**dropped**")
     explained = [set(re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)) for part in (masked, dropped)]
-    assert explained[0] == {*get_args(Tag), "stale", "empty"}
+    assert explained[0] == {*MASK_ORDER, "stale", "empty"}
     endings = set(get_args(Ending)) - {"ended", "refreshed"}  # these lose nothing
     groups = {TOO_FEW, "nothing_to_train", "stale", "zero_variance", "not_trained"}
     assert explained[1] == endings | groups | {"empty", "late"}

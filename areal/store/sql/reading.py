@@ -9,11 +9,12 @@ from itertools import groupby
 from areal.base.types import Share, Version
 from areal.store import codec
 from areal.store.balance import Balance, Line, balance
-from areal.store.base import Finished, Loss, SessionSummary
+from areal.store.base import EndedGroup, Finished, Loss, SessionSummary
 from areal.store.sql import counts
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection, Row
 from areal.store.sql.sessions import SESSION, group_id, to_session
+from areal.store.sql.training import ended_groups
 
 _SUMMARY = SESSION.replace(
     "SELECT s.*,",
@@ -98,6 +99,12 @@ class SqlReading:
                 "JOIN task_groups g ON g.seq = s.group_seq WHERE a.reason <> '' AND g.consumed_step IS NOT NULL "
                 "GROUP BY a.reason",
             )
+        )
+
+    async def consumed(self, version: Version) -> tuple[EndedGroup, ...]:
+        which = "consumed_step = ? AND consumed_incarnation = ?"
+        return await self._database.read(
+            lambda connection: ended_groups(connection, which, version.step, version.incarnation)
         )
 
     async def balance(self) -> Balance:

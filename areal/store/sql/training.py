@@ -55,7 +55,7 @@ class SqlTraining:
     async def ready(self) -> tuple[EndedGroup, ...]:
         if await self._database.read(lambda connection: groups.overdue(connection, self._clock())):
             await self._write(lambda connection: groups.settle_overdue(connection, self._clock()))
-        return await self._database.read(_ready)
+        return await self._database.read(lambda connection: ended_groups(connection, _READY))
 
     async def take(self, version: Version, sessions: Mapping[str, Collection[str]]) -> bool:
         return await self._write(lambda connection: _take(connection, version, sessions, self._clock()))
@@ -93,18 +93,20 @@ class SqlTraining:
 _READY = f"{groups.WAITING} AND taken_step IS NULL"
 
 
-def _ready(connection: Connection) -> tuple[EndedGroup, ...]:
+def ended_groups(connection: Connection, which: str, *values: object) -> tuple[EndedGroup, ...]:
+    """The groups that a condition names, with the sessions of them that ended well."""
     members: dict[int, list[Session]] = defaultdict(list)
     rows = connection.execute(
-        f"{SESSION} WHERE s.group_seq IN (SELECT seq FROM task_groups WHERE {_READY}) "
-        "AND s.ending IS NOT NULL AND s.drop_reason IS NULL ORDER BY s.group_seq, s.sample"
+        f"{SESSION} WHERE s.group_seq IN (SELECT seq FROM task_groups WHERE {which}) "
+        "AND s.ending IS NOT NULL AND s.drop_reason IS NULL ORDER BY s.group_seq, s.sample",
+        values,
     )
     for row in rows.fetchall():
         members[row["group_seq"]].append(to_session(row))
-    waiting = connection.execute(f"SELECT * FROM task_groups WHERE {_READY} ORDER BY seq")
+    found = connection.execute(f"SELECT * FROM task_groups WHERE {which} ORDER BY seq", values)
     return tuple(
         EndedGroup(group_id(row["seq"]), row["task_id"], tuple(members[row["seq"]]), row["accepted_at"])
-        for row in waiting.fetchall()
+        for row in found.fetchall()
     )
 
 
