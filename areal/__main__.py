@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dashboard": ("areal.dashboard.__main__", "a local page on a run: sessions, tokens, rewards"),
     "status": ("areal.tools.status", "how a run stands, and whether everything it recorded is accounted for"),
     "replay": ("areal.replay", "make a training step again and compare it with what was recorded"),
+    "export": ("areal.tools.export", "everything a run recorded, as JSON lines or Parquet"),
     "plot": ("areal.tools.plot_metrics", "a picture of any logged metric"),
     "doctor": ("areal.doctor", "run an agent once, before any training: what would be trained, and why not"),
     "model": ("areal.models.fetch", "get a bundled model, print its folder"),

@@ -246,6 +246,10 @@ class Reading(Protocol):
 
     async def session(self, session_id: str) -> SessionSummary | None: ...
 
+    async def walk(self, after: str = "", limit: int = 100) -> tuple[SessionSummary, ...]:
+        """All sessions in pages, in the order in which they began: the next ones after this id, "" for the first."""
+        ...
+
     async def tagged(self, tags: Mapping[str, str]) -> tuple[str, ...]:
         """Ids of the sessions that carry all of these tags, in the order in which they began; none for no tags. Walks
         through all sessions."""

@@ -478,6 +478,19 @@ async def test_what_a_lost_step_said_is_forgotten(house: Any) -> None:
     assert "does not say what became of it" in books.faults[0]
 
 
+async def test_sessions_are_walked_in_pages_in_the_order_in_which_they_began(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, max_concurrent=9, max_lag=2))
+    for name in ("c", "a", "b"):
+        await house.play(name)
+    await house.begin("a")
+    pages, after = [], ""
+    while page := await house.store.reading.walk(after, 3):
+        pages.append([one.session.id for one in page])
+        after = page[-1].session.id
+    assert pages == [["c", "a", "b"], ["a-1"]]
+    assert await house.store.reading.walk("a-1") == ()
+
+
 async def test_a_store_that_is_read_is_not_changed(house: Any, reopen: Any) -> None:
     await house.play("a", turns=2)
     async with await reopen(read_only=True) as other:

@@ -9,8 +9,9 @@ from typing import get_args
 
 import pytest
 
-from areal.base.types import BranchReason, Fork, Message, Tag, Tool, ToolCall
+from areal.base.types import BranchReason, Fork, Message, Tool, ToolCall
 from areal.doctor import parse
+from areal.proxy.export import MASK_ORDER
 from areal.proxy.statistics import OF_ITS_OWN
 from areal.store.base import SessionSummary
 from areal.tools.doctor import findings
@@ -38,7 +39,7 @@ def named(every: tuple[Finding, ...]) -> dict[str, Finding]:
 
 
 def test_every_tag_and_every_reason_has_its_advice() -> None:
-    assert set(get_args(Tag)) | {"stale"} <= set(MASKED)
+    assert {*MASK_ORDER, "stale"} <= set(MASKED)
     assert set(get_args(BranchReason)) - OF_ITS_OWN <= set(FORKED)
     assert all(text for table in (MASKED, DROPPED, FORKED) for text in table.values())
 

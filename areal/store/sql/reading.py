@@ -74,6 +74,10 @@ class SqlReading:
         found = await self._database.read(lambda connection: _summaries(connection, "WHERE s.id = ?", session_id))
         return found[0] if found else None
 
+    async def walk(self, after: str = "", limit: int = 100) -> tuple[SessionSummary, ...]:
+        next_ones = "WHERE s.seq > coalesce((SELECT seq FROM sessions WHERE id = ?), 0) ORDER BY s.seq LIMIT ?"
+        return await self._database.read(lambda connection: _summaries(connection, next_ones, after, limit))
+
     async def tagged(self, tags: Mapping[str, str]) -> tuple[str, ...]:
         wanted = tags.items()
 
@@ -171,10 +175,10 @@ def _finished(connection: Connection, first: int, count: int) -> Finished:
     return Finished(sessions, tokens, reward)
 
 
-def _summaries(connection: Connection, rest: str, value: str | int) -> tuple[SessionSummary, ...]:
-    rows = connection.execute(f"{_SUMMARY} {rest}", (value,)).fetchall()
+def _summaries(connection: Connection, rest: str, *values: str | int) -> tuple[SessionSummary, ...]:
+    rows = connection.execute(f"{_SUMMARY} {rest}", values).fetchall()
     accounts: dict[int, dict[str, int]] = defaultdict(dict)
-    for row in connection.execute(f"{_ACCOUNTS} (SELECT s.seq FROM sessions s {rest})", (value,)):
+    for row in connection.execute(f"{_ACCOUNTS} (SELECT s.seq FROM sessions s {rest})", values):
         accounts[row["session_seq"]][row["reason"]] = row["tokens"]
     return tuple(
         SessionSummary(
