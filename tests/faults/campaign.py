@@ -72,6 +72,8 @@ class Campaign:
         self.watch = Watch(self.target.run, self.journals, self.random)
         self.before: Held = NOTHING  # the store when it was last looked at, and the newest checkpoint then
         self.saved = 0
+        self.lives: dict[str, float] = {}  # incarnation -> when its command was given
+        self.started_at = 0.0
 
     def run(self, say: Say = print) -> Report:
         """All kills of the plan, then the end; the report. Raises TimeoutError where something hangs."""
@@ -104,13 +106,20 @@ class Campaign:
         before, saved = self.before, self.saved
         if not self.target.until_ready():
             raise TimeoutError(f"the run does not start: {self.target.until_ended()[1][-2000:]}")
-        self._found(judge.resumed(before, read_held(self.target.run), saved), f"life {self.report.lives}")
+        held = read_held(self.target.run)
+        self._note_life(held)
+        self._found(judge.resumed(before, held, saved), f"life {self.report.lives}")
 
     def _start(self) -> None:
         if self.random.random() < 0.4:
             self.target.stand(self.target.gateway is None)
+        self.started_at = time.time()
         self.target.start()
         self.report.lives += 1
+
+    def _note_life(self, held: Held) -> None:
+        if held.versions:
+            self.lives.setdefault(held.versions[-1].incarnation, self.started_at)
 
     def _kill_starting(self, kill: Kill, say: Say) -> None:
         time.sleep(self.random.uniform(0, STARTING_S))
@@ -165,6 +174,7 @@ class Campaign:
         run, seen = self.target.run, read(self.journals)
         saved = checkpoints(run)
         held = read_held(run)
+        self._note_life(held)
         newest = max(saved, default=0)
         found = [
             *judge.clients(seen, held),
@@ -215,7 +225,11 @@ class Campaign:
             for session, body in exported.items()
         }
         shown = _names(self.target.run, saved)
-        found = judge.fates(seen, held, newest, trained(self.target.run), LAG) + judge.tokens(seen, exported, shown)
+        found = [
+            *judge.fates(seen, held, newest, trained(self.target.run), LAG),
+            *judge.labels(held, exported, self.lives),
+            *judge.tokens(seen, exported, shown),
+        ]
         if max(saved, default=0) < step:
             found.append(
                 f"the run was stopped at step {step} and its newest checkpoint is of step {max(saved, default=0)}"

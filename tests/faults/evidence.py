@@ -76,7 +76,11 @@ class Held:
 
     @property
     def timeline(self) -> dict[int, Published]:
-        """Step -> the version that its training made. A life that goes on from step c makes what others did after c a lost timeline."""
+        """Step -> the version that its training made. A life that goes on from step c makes what others did after c a lost timeline.
+
+        A label that was taken for a step of which nothing is consumed yet makes no step."""
+        consumed = {(group.step, group.incarnation) for group in self.groups.values()}
+        last = {version.incarnation: version.label for version in self.versions}
         found: dict[int, Published] = {}
         incarnation = ""
         for version in self.versions:
@@ -85,8 +89,8 @@ class Held:
                 found = {step: one for step, one in found.items() if step <= version.step}
                 found.setdefault(
                     version.step, version
-                )  # what it starts from, made by another life but at the very first
-            else:
+                )  # where it starts: another life made that step, but at the very first
+            elif last[incarnation] != version.label or (version.step, incarnation) in consumed:
                 found[version.step] = version
         return found
 

@@ -2,7 +2,7 @@
 
     for sentence in clients(read(journals), held): ...          # after each kill: what was acknowledged is there, and nothing twice
     steps(held, groups_per_step=2); kept_consumption(before, after, saved=4); resumed(before, after, saved=4)
-    trainer(held, rows, saved); accounts(held); fates(seen, held); tokens(seen, exported)
+    trainer(held, rows, saved); accounts(held); fates(seen, held, …); labels(held, exported, lives); tokens(seen, exported, names)
 
 Pure: no clock, no files. An empty list is a clean bill. Used by campaign.py; test_judge.py shows that each finds what it is for.
 """
@@ -158,7 +158,10 @@ def trainer(held: Held, rows: Iterable[Trained], saved: Mapping[int, Checkpoint]
             recorded[group.step] += sum(session.account.values())
             trained[group.step] += session.account.get("", 0)
     updates, logged = Counter[int](), set[int]()
+    newest = held.versions[-1].label if held.versions else -1
     for row in rows:
+        if row.label == newest and row.step not in timeline:
+            found.append(f"step {row.step} stands in the trainer's log under version {newest} and has consumed nothing")
         version = timeline.get(row.step)
         if version is None or version.label != row.label:
             continue  # of a lost timeline
@@ -226,6 +229,22 @@ def fates(
                 )
         elif group.dropped:
             found.append(f"session {session.id} was ended by its client, its group is dropped ({group.dropped})")
+    return found
+
+
+def labels(held: Held, exported: Mapping[str, Mapping[str, Any]], lives: Mapping[str, float]) -> list[str]:
+    """Each token carries a label of the life that sampled it: none is used again for other weights. lives: incarnation -> when it
+    was started (seconds since the epoch)."""
+    lived_by = {version.label: version.incarnation for version in held.versions}
+    found = []
+    for session, body in exported.items():
+        for one in body["interactions"]:
+            life = max((start, name) for name, start in lives.items() if start <= one["finished_at"])[1]
+            if strange := sorted({label for label in one["versions"] if lived_by.get(label) != life}):
+                found.append(
+                    f"answer {one['id']} of session {session} was sampled in life {life} under label {strange[0]}, which stands for "
+                    f"weights of {lived_by.get(strange[0], 'nobody')}"
+                )
     return found
 
 

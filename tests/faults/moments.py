@@ -73,7 +73,7 @@ def consumed(watch: Watch) -> bool:
     """A step has just been consumed in the store; its checkpoint is not written."""
     store = f"file:{watch.run / 'store.sqlite'}?mode=ro"
     with closing(sqlite3.connect(store, uri=True, timeout=60)) as connection:
-        return _changes(lambda: connection.execute("SELECT max(label) FROM versions").fetchone()[0])
+        return _changes(lambda: connection.execute("SELECT count(consumed_step) FROM task_groups").fetchone()[0])
 
 
 def saving(watch: Watch) -> bool:

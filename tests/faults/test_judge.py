@@ -89,7 +89,9 @@ def run(tmp_path: Path) -> Run:
 def exported(answer: str) -> dict[str, Any]:
     logprobs = [-0.5, -0.25]
     return {
-        "interactions": [{"id": answer, "output_ids": [0, 3], "logprobs": logprobs, "versions": [0, 0]}],
+        "interactions": [
+            {"id": answer, "output_ids": [0, 3], "logprobs": logprobs, "versions": [0, 0], "finished_at": 5.0}
+        ],
         "trajectories": [
             {
                 "token_ids": [1, 2, 0, 3],
@@ -107,6 +109,7 @@ def everything(run: Run) -> list[str]:
         *judge.trainer(run.held, run.rows, run.saved),
         *judge.accounts(run.held),
         *judge.fates(run.seen, run.held, dict.fromkeys(run.sessions, 0), run.rows, 1),
+        *judge.labels(run.held, run.exported, {"old": 4.0, "new": 6.0}),
         *judge.tokens(run.seen, run.exported, NAMES),
     ]
 
@@ -153,7 +156,9 @@ BROKEN: dict[str, Callable[[Run], Any]] = {
     "group g2 (t1) counts as trained by step 2 of old, which is lost": lambda run: change(
         run.groups, "g2", incarnation="old"
     ),
-    "step 2 has consumed 0 groups, not 1": lambda run: change(run.groups, "g2", step=None, incarnation=""),
+    "step 2 stands in the trainer's log under version 4 and has consumed nothing": lambda run: change(
+        run.groups, "g2", step=None, incarnation=""
+    ),
     "step 1 has consumed 2 groups, not 1": lambda run: change(run.groups, "g2", step=1, incarnation="old"),
     "group g1 (t0) is trained and was stale": lambda run: change(run.groups, "g1", dropped="stale"),
     "group g1 (t0) is trained and was never complete": lambda run: change(run.groups, "g1", accepted=False),
@@ -195,6 +200,22 @@ def change(rows: dict[str, Any], name: str, **values: Any) -> None:
 def test_each_loss_and_doubling_is_found_and_named(run: Run, sentence: str) -> None:
     BROKEN[sentence](run)
     assert any(one.startswith(sentence) for one in everything(run)), everything(run)
+
+
+@pytest.mark.parametrize(("label", "stands_for"), [(3, "new"), (9, "nobody")])
+def test_a_label_that_is_used_again_is_found(run: Run, label: int, stands_for: str) -> None:
+    run.exported["t0"]["interactions"][0]["versions"] = [0, label]
+    [found] = everything(run)
+    assert found == (
+        f"answer answer-0 of session t0 was sampled in life old under label {label}, which stands for weights of {stands_for}"
+    )
+
+
+def test_a_label_that_was_taken_and_nothing_was_consumed_by_it_is_no_step(run: Run) -> None:
+    run.versions.append(Published(5, 3, "new"))
+    assert everything(run) == []
+    run.versions.append(Published(6, 4, "new"))
+    assert everything(run) == ["step 3 has consumed 0 groups, not 1"]
 
 
 def test_a_reward_may_be_one_that_was_sent_and_not_acknowledged(run: Run) -> None:
