@@ -9,6 +9,7 @@ still starts; then the same command starts it again. A standing gateway is start
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 import requests
 from tokenizers import Tokenizer
 
+from areal.tools.status import look
 from tests.faults import judge
 from tests.faults.evidence import NOTHING, Checkpoint, Held, checkpoints, read_held, trained
 from tests.faults.journal import Seen, read
@@ -182,12 +184,19 @@ class Campaign:
             *judge.kept_consumption(self.before, held, self.saved),
             *judge.trainer(held, trained(run), saved),
             *judge.accounts(held),
+            *(f"areal status: {fault}" for fault in self._books(held)),
         ]
         self.before, self.saved = held, newest
         step = max(held.timeline, default=0)
         answers = sum(len(one.answers) for one in seen.values())
         state = f"step {step}, checkpoint {newest}, {len(held.sessions)} sessions, {answers} answers read"
         say(f"{where}: {state}{', violations' * bool(self._found(found, where))}")
+
+    def _books(self, held: Held) -> tuple[str, ...]:
+        """What the run's own accounting finds wrong with itself."""
+        if not held.versions:
+            return ()  # it died before it had begun
+        return tuple(asyncio.run(look(self.target.run)).faults)
 
     def _found(self, sentences: list[str], where: str) -> int:
         """Keep what is new. Returns how many that are."""
