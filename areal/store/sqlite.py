@@ -9,11 +9,13 @@ network: one file serves one host. Several hosts: postgres.py.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sqlite3
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -133,19 +135,31 @@ class SqliteEngine:
             connection.close()
 
     def _create_file(self) -> None:
-        """The file exists with mode 0600 before SQLite sees it; its -wal and -shm files get the same mode."""
+        """The file exists with mode 0600 before SQLite sees it; its -wal and -shm files get the same mode.
+
+        Once it is there it is never opened but by SQLite: closing any descriptor of a file gives up all POSIX locks that the process
+        holds on it, also those of its open connections. Another process that closed the store would then take itself for the
+        last one and delete the log that this one still writes to, and what was answered from there on would be lost."""
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            if not self.path.exists():
+                self._make_file()
+            if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+                self.path.chmod(0o600)
         except OSError as error:
             raise StoreError(
                 f"cannot open the store {self.path}: {error.strerror}; the folder must exist and be writable "
                 "(an absolute path has four slashes: sqlite:////folder/store.sqlite)"
             ) from error
+
+    def _make_file(self) -> None:
+        """Made under another name and then linked: whoever comes first, the file is closed before anybody can lock it."""
+        aside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        os.close(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
-            if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
-                os.fchmod(descriptor, 0o600)
+            with suppress(FileExistsError):
+                os.link(aside, self.path)
         finally:
-            os.close(descriptor)
+            aside.unlink()
 
     def _remedy(self, error: Exception) -> str:
         primary = _primary_code(error)

@@ -6,10 +6,13 @@ import asyncio
 import signal
 import sqlite3
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from areal.base.types import Limits, Version
+from areal.base.types import Limits, SessionRequest, Version
 from areal.store import open_store, store_url
+from areal.store.sqlite import SqliteEngine
 
 WORKER = Path(__file__).with_name("worker.py")
 WIDE = Limits(max_concurrent=10_000, max_lag=0, batch_groups=10_000)
@@ -89,3 +92,44 @@ async def test_what_a_killed_process_was_told_is_there(tmp_path: Path) -> None:
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert file.execute("PRAGMA foreign_key_check").fetchall() == []
     file.close()
+
+
+LOOK_AND_CLOSE = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); print(c.execute(sys.argv[2]).fetchone()[0])"
+
+
+async def looked(path: Path, query: str) -> int:
+    """What another process reads, which then closes the file: if it takes itself for the last one, it deletes the log."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOOK_AND_CLOSE, str(path), query, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    return int(output)
+
+
+async def test_what_is_written_after_another_process_closed_the_store_is_not_lost(tmp_path: Path) -> None:
+    """Every connection of ours but SQLite's own leaves the file alone: a descriptor that is closed would give up its locks."""
+    path, query = tmp_path / "store.sqlite", "SELECT count(*) FROM sessions"
+    async with await open_store(store_url(path)) as store:
+        await store.training.set_limits(WIDE)
+        await store.sessions.begin(SessionRequest("first", "key-1", "w0"))
+        assert (
+            await store.sessions.get("first") is not None
+        )  # through a reader's connection, opened beside the writer's
+        log = (tmp_path / "store.sqlite-wal").stat().st_ino
+        assert await looked(path, query) == 1
+        assert (tmp_path / "store.sqlite-wal").stat().st_ino == log
+        await store.sessions.begin(SessionRequest("second", "key-2", "w0"))
+        assert await looked(path, query) == 2
+
+
+def test_a_file_that_many_threads_make_at_once_is_one_file(tmp_path: Path) -> None:
+    at_once = threading.Barrier(4)
+
+    def connect(path: Path) -> None:
+        at_once.wait()
+        SqliteEngine(path).connect().close()
+
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(25):
+            list(threads.map(connect, [tmp_path / f"{number}.sqlite"] * 4))
+    assert {file.name for file in tmp_path.iterdir()} == {f"{number}.sqlite" for number in range(25)}
