@@ -31,6 +31,7 @@ from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.algorithms import kl_off_the_reward, resolved
+from areal.config.backend_spec import parse_backend
 from areal.config.run import RecoverConfig, RunConfig, SaverConfig
 from areal.config.show import masked_yaml, secretless_tree
 from areal.engine.credit import Credit
@@ -38,6 +39,7 @@ from areal.engine.nets import Nets
 from areal.inference.backend import Backend
 from areal.launch import Launch, announce_gateway
 from areal.rollout import metrics as _declared  # noqa: F401  declares the names written by train.py
+from areal.rollout.advisor import SpeedAdvisor
 from areal.rollout.batch import Recipe
 from areal.rollout.batcher import Batcher
 from areal.rollout.datasets import endless, read_tasks
@@ -92,6 +94,7 @@ class Run:
     metrics: MetricsFile
     history: History
     progress: Progress
+    advisor: SpeedAdvisor
     first_step: int
     gateway_url: str
     pace: Pace = field(default_factory=Pace)
@@ -164,6 +167,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             metrics=metrics,
             history=stack.enter_context(_history(launch, start, incarnation)),
             progress=progress,
+            advisor=_advisor(config, store, gate, metrics),
             first_step=start.step,
             gateway_url=gateway_url,
         )
@@ -286,6 +290,15 @@ def _dispatcher(
         own, taken = read_tasks(dataset.path), first_step * dataset.batch_size
         tasks = endless(own, seed=config.seed, shuffle=dataset.shuffle, skip=taken)
     return Dispatcher(workers, gate, store.training, n_samples=config.gconfig.n_samples, tasks=tasks)
+
+
+def _advisor(config: RunConfig, store: Store, gate: StalenessGate, metrics: MetricsFile) -> SpeedAdvisor:
+    """A synchronous run takes turns on the whole machine; an asynchronous one is split as its backends are sized."""
+    sizes = [parse_backend(each).size for each in (config.rollout.backend, config.actor.backend)]
+    generating, training = (
+        (1.0, 1.0) if config.rollout.max_head_offpolicyness == 0 else (size / sum(sizes) for size in sizes)
+    )
+    return SpeedAdvisor(store.reading, gate, metrics, generating=generating, training=training)
 
 
 def _evaluation(config: RunConfig, dispatcher: Dispatcher) -> Evaluation:

@@ -55,15 +55,18 @@ async def train(run: Run) -> None:
             )
             await settle(run.store.training, batch)
             version = await learner.publisher.publish(consumed=batch.group_ids)
+            run.advisor.trained(time.monotonic() - started - waited)
             report(
                 run, step, batch, version, stats | {"wait_seconds": waited, "step_seconds": time.monotonic() - started}
             )
+            await run.advisor.report_if_due(step)
             await learner.snapshots.save_if_due(version)
             if run.evaluation.due(step + 1):
                 await evaluate(run, step + 1)
         await run.store.training.take(run.gate.current, {})  # stopped or done: no step owns anything
         run.dispatcher.stop_feeding()
         await run.gate.close_admission()
+        await run.advisor.report(run.gate.current.step - 1)
         await evaluate(run, run.gate.current.step, last=True)
         await learner.snapshots.save(run.gate.current)
 

@@ -76,3 +76,19 @@ declare(
 declare("checkpoint/write_seconds", "max", "how long it was then written beside training")
 declare("checkpoint/bytes", "sum", "its tensors")
 declare("checkpoint/failed", "sum", "checkpoints that could not be written")
+
+for name, combine, description in (
+    (
+        "generate_seconds",
+        "last",
+        "of a step on the whole machine with every slot busy; of the last ten steps, as all of speed/",
+    ),
+    ("train_seconds", "last", "of a step on the whole machine, with publishing"),
+    ("tail_seconds", "last", "idle at the end of a batch where generating and training take turns"),
+    ("cv", "last", "standard deviation / mean of the sessions' durations"),
+    ("waves", "last", "sessions per step and slot"),
+    ("gain", "last", "predicted speed side by side / taking turns"),
+    ("train_share", "last", "part of the machine that trains in the best split"),
+    ("longest_steps", "last", "steps that pass while the longest session runs"),
+):
+    declare(f"speed/{name}", combine, description)  # type: ignore[arg-type]

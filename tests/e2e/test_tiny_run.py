@@ -74,6 +74,16 @@ def test_rollout_and_training_overlap_and_no_token_is_older_than_the_lag(run: Pa
     assert "rr" in parts or "tt" in parts, "strictly alternating lines: that is a synchronous run"
 
 
+def test_the_log_says_what_running_side_by_side_gains(run: Path) -> None:
+    said = lines(run, "speed")
+    assert [row["step"] for row in said] == [9, 19, 29, 39]
+    assert all(
+        float(row["gain"]) >= 1 and float(row["generate_seconds"]) > 0 < float(row["train_seconds"]) for row in said
+    )
+    gains = read_metrics(run / "logs" / "metrics.jsonl").series("speed/gain")
+    assert (gains.steps, gains.values) == ([9, 19, 29, 39], [row["gain"] for row in said])
+
+
 def test_every_recorded_token_is_trained_masked_dropped_or_still_waiting(run: Path) -> None:
     status = balanced(run)
     books = status.books
