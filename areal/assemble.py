@@ -207,7 +207,14 @@ async def _learner(
     if nets is None:
         return None
     config = launch.config
-    publisher = WeightPublisher(nets.policy, servers, workers, launch.gate, quorum=config.weights.quorum)
+    publisher = WeightPublisher(
+        nets.policy,
+        servers,
+        workers,
+        launch.gate,
+        quorum=config.weights.quorum,
+        timeout_s=config.weights.load_timeout_seconds,
+    )
     snapshots = Snapshots(
         launch.folder.checkpoints,
         nets,

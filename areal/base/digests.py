@@ -20,18 +20,26 @@ import numpy.typing as npt
 
 DIGESTS = "areal.digests"  # key in a safetensors header's __metadata__: name -> digest
 _BLOCK_WORDS = 8192  # 64 KiB of 8-byte words
+_STRETCH = 16  # blocks summed at a time: the second sum finds them in the cache
 
 
 def digest(data: npt.NDArray[np.uint8]) -> str:
-    """32 hex digits over all bytes: 8-byte words are summed (modulo 2^64) in blocks of 64 KiB, the sums are hashed.
+    """32 hex digits over all bytes: 8-byte words are summed (modulo 2^64) in blocks of 64 KiB, and by their place in the block over all
+    blocks; the sums are hashed.
 
-    Any change of one word and any exchange of blocks changes it, at the speed of memory; a cryptographic hash or crc32
-    of everything would cost several times the copy itself (538 MB on 2 cores: this 0.02 s, zlib.crc32 0.13 s, blake2b 0.57 s).
+    Any change of one word changes it, and so do pages or blocks that change places, near the speed of memory: 13 GB/s on one core. A hash of
+    everything would cost several times the copy itself (zlib.crc32 3.6 GB/s, blake2b 0.7).
     """
     words = data[: len(data) // 8 * 8].view(np.uint64)
     whole = len(words) // _BLOCK_WORDS * _BLOCK_WORDS
-    sums = np.add.reduce(words[:whole].reshape(-1, _BLOCK_WORDS), axis=1)
-    hashed = blake2b(sums.tobytes(), digest_size=16)
+    blocks = words[:whole].reshape(-1, _BLOCK_WORDS)
+    places = np.zeros(_BLOCK_WORDS, np.uint64)
+    hashed = blake2b(digest_size=16)
+    for start in range(0, len(blocks), _STRETCH):
+        stretch = blocks[start : start + _STRETCH]
+        hashed.update(np.add.reduce(stretch, axis=1).tobytes())
+        places += np.add.reduce(stretch, axis=0)
+    hashed.update(places.tobytes())
     hashed.update(words[whole:].tobytes())
     hashed.update(data[len(words) * 8 :].tobytes())
     hashed.update(len(data).to_bytes(8, "little"))

@@ -15,7 +15,8 @@ ArealError
   NoCapacity       429  staleness control: training has to catch up first
   InternalError    500  a bug; the log has its cause
   BackendError     502  worker or backend unreachable, or it answered nonsense
-  BackendTimeout   504
+    BackendTimeout   504
+    WeightsRefused   409  a server kept its old weights; names the arrow
   Unavailable      503  draining, or the store cannot write
   StoreError       503  the store refused (wrong schema, damaged)
     StoreUnready         it cannot write now, but may soon (disk full, locked, server gone)
@@ -30,6 +31,8 @@ proxy/dialects). A failed session is data, never a crash.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class ArealError(Exception):
@@ -163,6 +166,21 @@ class BackendTimeout(BackendError):
 
     status = 504
     code = "backend_timeout"
+
+
+WeightsArrow = Literal["load", "verify", "pause", "label"]
+
+
+class WeightsRefused(BackendError):
+    """A server did not take new weights: its old ones and their label stay. arrow: what failed, see inference/swap.py."""
+
+    status = 409
+    should_retry = False
+
+    def __init__(self, arrow: WeightsArrow, reason: str) -> None:
+        super().__init__(reason)
+        self.arrow: WeightsArrow = arrow
+        self.code = f"weights_{arrow}"
 
 
 class Unavailable(ArealError):

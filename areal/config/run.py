@@ -82,7 +82,7 @@ class WeightsConfig(Section):
     """Fewest inference servers that must load a version for the run to go on; with fewer it ends. A server that fails gets no
     traffic until it serves the current version."""
     load_timeout_seconds: float = Field(300.0, gt=0)
-    """How long a server may take to load a version. Large weights from slow disks need more."""
+    """How long the rank may take to publish a version, and a server to load it. Large weights from slow disks need more."""
 
 
 class RunConfig(Section):

@@ -83,7 +83,7 @@ class WireApp:
             await _answer(send, 200, b"{}")
         elif (method, path) == ("POST", "/load_weights"):
             wanted = wire.decode_load_weights(await _body(receive))
-            version = await self._backend.load_weights(wanted.manifest, wanted.version)
+            version = await self._backend.load_weights(wanted.manifest, wanted.version, within_s=wanted.within_s)
             await _answer(send, 200, wire.encode_version(version))
         elif method == "GET" and path in self._extra:
             await _answer(send, 200, self._extra[path]())

@@ -46,9 +46,10 @@ class Backend(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def load_weights(self, manifest: dict[str, Any], version: int) -> int:
-        """Swap to the weights a weights.Source published (its manifest), all or nothing. Returns the version now
-        served: unchanged if the load failed (then BackendError says why)."""
+    async def load_weights(self, manifest: dict[str, Any], version: int, *, within_s: float | None = None) -> int:
+        """Swap to the weights a weights.Source published (its manifest), all or nothing (swap.py). Returns the version now
+        served. Raises WeightsRefused with the arrow that failed, or that was not through `within_s` seconds after the start; weights
+        and label are then what they were."""
         ...
 
     async def close(self) -> None: ...

@@ -29,6 +29,7 @@ Read = Callable[[], Awaitable[bytes]]  # what has come of a body, b"" at its end
 CONNECT_S = 10.0
 SILENCE_S = 60.0
 LOAD_S = 300.0  # weights.load_timeout_seconds says otherwise; the server says nothing meanwhile
+LOAD_GRACE_S = 5.0  # a server that gives up at its deadline still says at which arrow it was
 # Below any server's own keep-alive (ours 75 s, uvicorn's 5 s): no request meets a closing socket.
 IDLE_CONNECTION_S = 3.0
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
@@ -80,10 +81,11 @@ class HttpBackend:
         async with self._post("/resume", b"{}") as read:
             await _whole(read)
 
-    async def load_weights(self, manifest: dict[str, Any], version: int) -> int:
-        """See Backend.load_weights. A refusal (409) is a BackendError with the server's reason."""
-        body = wire.encode_load_weights(manifest, version)
-        async with self._call("POST", "/load_weights", body, self._load_s) as read:
+    async def load_weights(self, manifest: dict[str, Any], version: int, *, within_s: float | None = None) -> int:
+        """See Backend.load_weights. The server is given `load_s` where nothing else is said, and a little longer to say so."""
+        seconds = within_s or self._load_s
+        body = wire.encode_load_weights(manifest, version, seconds)
+        async with self._call("POST", "/load_weights", body, seconds + min(LOAD_GRACE_S, seconds / 4)) as read:
             return wire.decode_version(await _whole(read))
 
     async def close(self) -> None:

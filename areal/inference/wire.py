@@ -14,7 +14,7 @@ untrainable, numbers are never invented (T009, T054). Client: client.py. Server:
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 import numpy as np
@@ -27,6 +27,8 @@ from areal.base.errors import (
     ContextOverflow,
     NotFound,
     Unavailable,
+    WeightsArrow,
+    WeightsRefused,
 )
 from areal.base.types import FinishReason, GenerateRequest, SamplingParams, TokenChunk
 from areal.inference.backend import BackendHealth
@@ -103,8 +105,11 @@ class HealthBody(msgspec.Struct, frozen=True):
 
 
 class LoadWeightsBody(msgspec.Struct, frozen=True):
+    """within_s: the server gives up after so many seconds; null = never."""
+
     version: int
     manifest: dict[str, Any]
+    within_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class VersionBody(msgspec.Struct, frozen=True):
@@ -130,6 +135,7 @@ _errors = msgspec.json.Decoder(ErrorBody)
 _health = msgspec.json.Decoder(HealthBody)
 _loads = msgspec.json.Decoder(LoadWeightsBody)
 _encoder = msgspec.json.Encoder()
+_REFUSED: dict[str, WeightsArrow] = {f"weights_{arrow}": arrow for arrow in get_args(WeightsArrow)}
 
 
 def encode_request(request: GenerateRequest) -> bytes:
@@ -263,6 +269,8 @@ def to_exception(status: int, detail: ErrorDetail) -> ArealError:
         return BadRequest(detail.message, code=detail.code)
     if detail.code == BackendTimeout.code:
         return BackendTimeout(detail.message)
+    if detail.code in _REFUSED:
+        return WeightsRefused(_REFUSED[detail.code], detail.message)
     if status == 401:
         return BackendError("the inference server refused the run token; was it started by another run?")
     if status == 404:
@@ -310,8 +318,8 @@ def decode_health(body: bytes) -> BackendHealth:
     )
 
 
-def encode_load_weights(manifest: dict[str, Any], version: int) -> bytes:
-    return _encoder.encode(LoadWeightsBody(version=version, manifest=manifest))
+def encode_load_weights(manifest: dict[str, Any], version: int, within_s: float | None = None) -> bytes:
+    return _encoder.encode(LoadWeightsBody(version=version, manifest=manifest, within_s=within_s))
 
 
 def decode_load_weights(body: bytes) -> LoadWeightsBody:

@@ -83,7 +83,7 @@ class StalenessGate:
         """The step is trained and served: one transaction for the version row and what it consumed."""
         await (
             self.running()
-        )  # those that are new by now opened under the former weights: the servers have left them, we have not
+        )  # what is new by now opened under the former weights: the servers have left them, the gate has not
         await self._training.advance(version, consumed)
         self._steps[version.label] = version.step
         self.current = version

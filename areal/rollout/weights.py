@@ -1,29 +1,32 @@
-"""The update's state machine: the rank publishes, the servers swap, the gate moves on. It sees both ends.
+"""New weights, from the rank to the servers to the gate: does what the state machine in update.py says, and tells it what came of it.
 
     async with WeightPublisher(engine, servers, workers, gate, quorum=1) as publisher:      # servers: url -> Backend
         version = await publisher.publish(consumed=batch.group_ids)
 
 Each server swaps all-or-nothing between two of its own steps; a running request goes on under the new weights and its tokens
-say so. The version counts as published when a quorum serves it (settled 8). A server that fails to load it, or does not answer
-within weights.load_timeout_seconds, keeps its old weights and its old label; before the gate moves on every worker stops using
-it, and it is asked again in the background until it serves the current version. With fewer than the quorum the run ends with the
-first server's reason. The copy of the version before is retired when the next one is published: by then every
-server in service has it, and one that is out is asked again with the newest. Used by train.py; servers.py tells the workers.
+say so. The version counts as published when a quorum serves it (settled 8). A server that refuses it or runs out of time keeps its
+old weights and its old label; before the gate moves on every worker stops using it, and it is asked again in the background until it
+serves the current version. With fewer than the quorum the run ends with the first server's reason. Deadlines: weights.load_timeout_seconds
+for the rank's part and for each server's, servers.TELL_S for the workers, the store's own for the gate. The copy of the version before is
+retired when the next one is published. Used by train.py; servers.py tells the workers.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from areal.base.errors import ArealError, BackendError
+from areal.base.errors import ArealError, BackendError, TrainingError
 from areal.base.logs import announce, warn
 from areal.base.types import Version
 from areal.engine.client import EngineClient
 from areal.inference.backend import Backend
+from areal.inference.client import LOAD_S
 from areal.rollout.servers import tell_workers
 from areal.rollout.staleness import StalenessGate
+from areal.rollout.update import Action, Advance, AskAgain, End, Load, Publish, Step, Tell, Update
 from areal.web.client import JsonClient
 
 ASK_AGAIN_S = 1.0  # a server that is out: the first pause before it is asked again; each further one is twice as long
@@ -41,22 +44,30 @@ class WeightPublisher:
         gate: StalenessGate,
         *,
         quorum: int = 1,
+        timeout_s: float = LOAD_S,
     ) -> None:
+        """timeout_s: for the rank's part of a version; the servers' own is in their clients."""
         self._engine = engine
-        self._servers = servers
+        self._urls = list(servers)
+        self._backends = list(servers.values())
         self._workers = workers
         self._gate = gate
-        self._quorum = quorum
+        self._timeout_s = timeout_s
+        self._state = Update.of(servers=len(servers), quorum=quorum, current=gate.current.label)
         self._published: list[int] = []
         self._newest: dict[str, Any] = {}  # the manifest of the last version that was published
-        self._returning: dict[str, asyncio.Task[None]] = {}  # url of a server that is out -> what brings it back
-        self._changing = asyncio.Lock()  # one at a time: a version moves, or a server comes back
+        self._consumed: Sequence[str] = ()
+        self._version: asyncio.Future[Version] | None = None  # what `publish` waits for
+        self._failure: BaseException | None = None  # why no version can be published any more
+        self._reasons: dict[int, ArealError] = {}  # why a server is out
+        self._refusals: Counter[int] = Counter()  # in a row, per server
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        tasks = list(self._returning.values())
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -64,76 +75,107 @@ class WeightPublisher:
     @property
     def out(self) -> tuple[str, ...]:
         """URLs of the servers that get no traffic, because they do not serve the current version."""
-        return tuple(self._returning)
+        return tuple(url for url, server in zip(self._urls, self._state.servers, strict=True) if not server.serving)
 
     async def publish(self, consumed: Sequence[str]) -> Version:
-        """Publish what the engine holds now. Raises BackendError if fewer than the quorum could load it; the gate stays."""
-        async with self._changing:
-            for task in self._returning.values():
-                if task.done():
-                    task.result()  # it ended by a bug: raise it here
-            version = self._gate.next_version()
-            await self._gate.reserve(version)
-            self._newest = await self._engine.publish(version.label, retire=self._published)
-            self._published = [version.label]
-            failed = await self._load_everywhere(version.label)
-            for url, reason in failed.items():
-                warn(
-                    "RLTrainer", f"inference server {url} gets no traffic until it serves the current weights: {reason}"
-                )
-                self._returning[url] = asyncio.create_task(self._bring_back(url), name=f"bring back {url}")
-            # Also where nothing changed: a worker that heard of a return that then failed must not use that server.
-            if self._returning:
-                await self._tell_workers()
-            await self._gate.advance(version, consumed)
-        return version
+        """Publish what the engine holds now. Raises BackendError if fewer than the quorum could load it, and what the arrow that
+        failed raised; the gate stays."""
+        if self._failure is not None:  # in the background, since the version before
+            raise self._failure
+        self._consumed = consumed
+        self._version = asyncio.get_running_loop().create_future()
+        self._go(self._state.begin(self._gate.next_version().label))
+        return await self._version
 
-    async def _load_everywhere(self, label: int) -> dict[str, ArealError]:
-        """Every server in service loads the newest version. Returns those that did not, with their reasons."""
-        serving = [url for url in self._servers if url not in self._returning]
-        results = await asyncio.gather(
-            *(self._servers[url].load_weights(self._newest, label) for url in serving), return_exceptions=True
+    def _go(self, step: Step) -> None:
+        self._state, actions = step
+        for action in actions:
+            task = asyncio.create_task(self._do(action), name=str(action))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self._end(bug)
+
+    def _end(self, reason: BaseException) -> None:
+        """The run ends: with the version that is being published, or else with the next."""
+        self._failure = reason
+        if self._version is not None and not self._version.done():
+            self._version.set_exception(reason)
+
+    async def _do(self, action: Action) -> None:
+        try:
+            match action:
+                case Publish(label):
+                    await self._publish(label)
+                case Load(index, attempt, label):
+                    await self._load(index, attempt, label)
+                case AskAgain(index):
+                    await asyncio.sleep(min(ASK_AGAIN_S * 2 ** min(self._refusals[index], 10), LONGEST_PAUSE_S))
+                    self._go(self._state.due(index))
+                case Tell(serial, serving):
+                    await self._tell(serial, serving)
+                case Advance():
+                    version = self._gate.next_version()
+                    await self._gate.advance(version, self._consumed)
+                    self._go(self._state.advanced())
+                    assert self._version is not None
+                    self._version.set_result(version)
+                case End("load"):
+                    self._end(self._too_few())
+        except ArealError as reason:  # of the rank, of the workers or of the store: `publish` raises it as it is
+            self._go(self._state.failed())
+            self._end(reason)
+
+    async def _publish(self, label: int) -> None:
+        await self._gate.reserve(self._gate.next_version())
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                self._newest = await self._engine.publish(label, retire=self._published)
+        except TimeoutError:
+            raise TrainingError(
+                f"the rank did not publish version {label} within {self._timeout_s:g} s; see its log, or raise "
+                "weights.load_timeout_seconds"
+            ) from None
+        self._published = [label]
+        self._go(self._state.published())
+
+    async def _load(self, index: int, attempt: int, label: int) -> None:
+        url, was_serving = self._urls[index], self._state.servers[index].serving
+        try:
+            await self._backends[index].load_weights(self._newest, label)
+        except ArealError as reason:
+            self._reasons[index] = reason
+            said = f"{url} {'gets no traffic until it serves the current weights' if was_serving else 'is still out'}: {reason}"
+            if was_serving:
+                self._refusals[index] = 0
+                warn("RLTrainer", f"inference server {said}")
+            else:
+                self._refusals[index] += 1
+                announce("RLTrainer", f"inference server {said}")
+            self._go(self._state.load_failed(index, attempt))
+        else:
+            self._go(self._state.loaded(index, attempt))
+            if not was_serving and self._state.servers[index].serving:
+                announce("RLTrainer", f"inference server {url} serves version {label} and is used again")
+
+    async def _tell(self, serial: int, serving: frozenset[int]) -> None:
+        try:
+            await tell_workers(self._workers, [self._urls[index] for index in sorted(serving)], serial=serial)
+        except ArealError as reason:
+            self._go(self._state.tell_failed(serial))
+            if self._state.phase == "ended":
+                self._end(reason)
+        else:
+            self._go(self._state.told(serial))
+
+    def _too_few(self) -> BackendError:
+        reason = self._reasons[min(set(range(len(self._urls))) - self._state.serving)]
+        error = BackendError(
+            f"{len(self.out)} of {len(self._urls)} inference servers could not load version {self._state.target}, "
+            f"weights.quorum={self._state.quorum} must: {reason}"
         )
-        failed: dict[str, ArealError] = {}
-        for url, result in zip(serving, results, strict=True):
-            if isinstance(result, ArealError):
-                failed[url] = result
-            elif isinstance(result, BaseException):
-                raise result
-        if len(serving) - len(failed) < self._quorum:
-            out = len(self._servers) - len(serving) + len(failed)
-            reason = next(iter(failed.values()))
-            raise BackendError(
-                f"{out} of {len(self._servers)} inference servers could not load version {label}, "
-                f"weights.quorum={self._quorum} must: {reason}"
-            ) from reason
-        return failed
-
-    async def _bring_back(self, url: str) -> None:
-        """Ask a server that is out until it serves the current version, then let the workers use it again.
-
-        The first try leaves publishing alone, since it may hang; a server that has just answered is asked for what was published
-        meanwhile while nothing else is, so that one that loads more slowly than the run steps comes back too."""
-        pause = ASK_AGAIN_S
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                loaded = await self._servers[url].load_weights(self._newest, int(self._newest["version"]))
-                async with self._changing:
-                    if loaded != self._gate.current.label:
-                        await self._servers[url].load_weights(self._newest, self._gate.current.label)
-                    await self._tell_workers(returning=url)
-                    del self._returning[url]
-                    announce(
-                        "RLTrainer",
-                        f"inference server {url} serves version {self._gate.current.label} and is used again",
-                    )
-                    return
-            except ArealError as reason:
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-                announce("RLTrainer", f"inference server {url} is still out, asked again in {pause:.0f} s: {reason}")
-
-    async def _tell_workers(self, *, returning: str = "") -> None:
-        await tell_workers(
-            self._workers, [url for url in self._servers if url not in self._returning or url == returning]
-        )
+        error.__cause__ = reason
+        return error

@@ -36,5 +36,5 @@ class Sink(Protocol):
     """Receives what a Source published."""
 
     def receive(self, manifest: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Name -> tensor, complete and checked against the manifest. Raises BackendError naming what differs."""
+        """Name -> tensor, complete and checked against the manifest. Raises WeightsRefused naming what differs."""
         ...

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from areal.base.errors import BackendError
+from areal.base.errors import WeightsRefused
 from areal.weights.shards import SHARD_BYTES, checked_entries, read_shards, write_shards
 
 _NAMES = re.compile(r"model(-\d{5})?\.safetensors")
@@ -92,5 +92,7 @@ class DiskSink:
         entries = checked_entries(manifest, "disk", _NAMES)
         expected = self._folder / f"v{manifest['version']}"
         if manifest["path"] != str(expected) or expected.is_symlink():
-            raise BackendError(f"weights manifest points to {manifest['path']!r}, not to {expected}; it is not read")
+            raise WeightsRefused(
+                "load", f"weights manifest points to {manifest['path']!r}, not to {expected}; it is not read"
+            )
         return read_shards(expected, entries)

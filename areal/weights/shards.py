@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from areal.base.errors import BackendError, ShapeError
+from areal.base.errors import ShapeError, WeightsRefused
 from areal.weights.tensor_file import TensorFileWriter, read_tensor_file
 
 SHARD_BYTES = 4 << 30
@@ -78,12 +78,14 @@ def write_shards(
 
 
 def read_shards(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """All tensors of a set. Raises BackendError if a file is absent, altered, or a name comes twice."""
+    """All tensors of a set. Raises WeightsRefused if a file is absent, altered, or a name comes twice."""
     tensors: dict[str, torch.Tensor] = {}
     for entry in entries:
         part = read_tensor_file(folder / entry["name"], entry)
         if twice := tensors.keys() & part.keys():
-            raise BackendError(f"weights {folder}: {min(twice)} stands in two files; publish the version again")
+            raise WeightsRefused(
+                "load", f"weights {folder}: {min(twice)} stands in two files; publish the version again"
+            )
         tensors |= part
     return tensors
 
@@ -91,24 +93,30 @@ def read_shards(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str,
 def checked_entries(manifest: Mapping[str, Any], transfer: str, names: re.Pattern[str]) -> list[Mapping[str, Any]]:
     """The `files` of a manifest, which came over a wire: right transfer, right types, and only names of our own making.
 
-    Raises BackendError otherwise. The folder is the caller's to check.
+    Raises WeightsRefused otherwise. The folder is the caller's to check.
     """
     files = manifest.get("files")
     typed = (
         isinstance(manifest.get("version"), int) and isinstance(manifest.get("path"), str) and isinstance(files, list)
     )
     if manifest.get("transfer") != transfer or not typed or not files:
-        raise BackendError(
+        raise WeightsRefused(
+            "load",
             f"this is not a manifest of the {transfer} transfer: {dict(manifest)!r:.200}; "
-            "trainer and server must run with the same weights.transfer"
+            "trainer and server must run with the same weights.transfer",
         )
     for entry in files:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("bytes"), int):
-            raise BackendError(f"weights manifest: {entry!r:.200} is not a file entry; publish the version again")
+            raise WeightsRefused(
+                "load", f"weights manifest: {entry!r:.200} is not a file entry; publish the version again"
+            )
         if not isinstance(entry.get("name"), str) or not names.fullmatch(entry["name"]):
-            raise BackendError(
-                f"weights manifest names {entry.get('name')!r:.200}, which is no file of this run; it is not read"
+            raise WeightsRefused(
+                "load",
+                f"weights manifest names {entry.get('name')!r:.200}, which is no file of this run; it is not read",
             )
         if not isinstance(entry.get("checksum"), str):
-            raise BackendError(f"weights manifest: {entry['name']} has no checksum; publish the version again")
+            raise WeightsRefused(
+                "load", f"weights manifest: {entry['name']} has no checksum; publish the version again"
+            )
     return list(files)

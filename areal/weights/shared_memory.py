@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from areal.base.errors import BackendError, ConfigError
+from areal.base.errors import ConfigError, WeightsRefused
 from areal.weights.shards import checked_entries, read_shards, write_shards
 
 FOLDER = Path("/dev/shm")
@@ -131,7 +131,7 @@ class SharedMemorySink:
         """See weights/base.py. Reads files of this run in /dev/shm, nothing else (T111)."""
         entries = checked_entries(manifest, "shared_memory", self._names)
         if manifest["path"] != str(self._folder):
-            raise BackendError(
-                f"weights manifest points to {manifest['path']!r}, not to {self._folder}; it is not read"
+            raise WeightsRefused(
+                "load", f"weights manifest points to {manifest['path']!r}, not to {self._folder}; it is not read"
             )
         return read_shards(self._folder, entries)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 from areal.base.digests import DIGESTS, checksum, digest
-from areal.base.errors import BackendError, ShapeError
+from areal.base.errors import ShapeError, WeightsRefused
 
 HEADER_BYTES = 1 << 20
 """Room for the header, about 5000 tensors; `TensorFileWriter.has_room` says when the next file is due."""
@@ -145,26 +145,31 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[s
 def read_tensor_file(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of one file, mapped privately (zero-copy; writing to one changes neither the file nor others).
 
-    entry: what TensorFileWriter.close returned. Raises BackendError naming the file and what differs.
+    entry: what TensorFileWriter.close returned. Raises WeightsRefused naming the file and what differs.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise BackendError(f"weights {path} cannot be opened: {error.strerror}; publish the version again") from None
+        raise WeightsRefused(
+            "load", f"weights {path} cannot be opened: {error.strerror}; publish the version again"
+        ) from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise BackendError(f"weights {path} is not a file of this user; it is not read")
+            raise WeightsRefused("load", f"weights {path} is not a file of this user; it is not read")
         if status.st_size != entry["bytes"] or status.st_size < 8 + HEADER_BYTES:
-            raise BackendError(
-                f"weights {path} has {status.st_size} bytes, the manifest says {entry['bytes']}; publish again"
+            raise WeightsRefused(
+                "verify",
+                f"weights {path} has {status.st_size} bytes, the manifest says {entry['bytes']}; publish again",
             )
         mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)
     header = mapped[: 8 + HEADER_BYTES]
     if checksum(header) != entry["checksum"]:
-        raise BackendError(f"weights {path}: the header's checksum is not the manifest's; publish the version again")
+        raise WeightsRefused(
+            "verify", f"weights {path}: the header's checksum is not the manifest's; publish the version again"
+        )
     return _tensors(path, mapped, json.loads(header[8:]))
 
 
@@ -175,7 +180,9 @@ def _tensors(path: Path, mapped: mmap.mmap, header: dict[str, Any]) -> dict[str,
     for name, facts in header.items():
         start, end = facts["data_offsets"]
         if digest(data[start:end]) != digests[name]:
-            raise BackendError(f"weights {path}: tensor {name} differs from what was published; publish again")
+            raise WeightsRefused(
+                "verify", f"weights {path}: tensor {name} differs from what was published; publish again"
+            )
         tensors[name] = _view(mapped, facts, 8 + HEADER_BYTES + start)
     return tensors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -11,13 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from areal.base.errors import BackendError, Unavailable
+from areal import weights
+from areal.base.errors import BackendError, Unavailable, WeightsRefused
 from areal.base.types import GenerateRequest, SamplingParams, TokenChunk
 from areal.inference.native.engine import Engine
 from areal.inference.native.runner import NativeBackend, receive_through
 from areal.inference.native.scheduler import EngineSettings
 from areal.models.dense import DenseNet
+from areal.models.dense_config import read_config
+from areal.models.hf_weights import load_tensors
 from areal.models.tiny import write_tiny
 
 
@@ -106,4 +111,84 @@ async def test_T065_a_manifest_that_leads_nowhere_changes_nothing(
     after = await collect(backend, request(9))
     assert [int(c.token_ids[0]) for c in before] == [int(c.token_ids[0]) for c in after]
     assert {int(c.versions[0]) for c in after} == {0}
+    await backend.close()
+
+
+@pytest.fixture
+def published(folder: Path, tmp_path: Path) -> Any:
+    """publish(transfer, label) -> manifest, of weights that differ from the served ones."""
+    config = read_config(folder)
+    old = load_tensors(folder, config.parameter_shapes())
+    new = {name: tensor + 0.05 for name, tensor in old.items()}
+    sources = {name: weights.source(name, folder) for name in weights.TRANSFERS}
+    yield lambda transfer, label: sources[transfer].publish(new.items(), label)
+    for source in sources.values():
+        source.close()
+
+
+@pytest.mark.parametrize("transfer", list(weights.TRANSFERS))
+async def test_T065_a_flipped_byte_is_refused_at_verify_by_the_name_of_its_tensor(
+    folder: Path, published: Any, transfer: str
+) -> None:
+    backend = backend_of(folder)
+    before = await collect(backend, request(9))
+    manifest = published(transfer, 1)
+    path = Path(manifest["path"]) / manifest["files"][0]["name"]
+    with path.open("r+b") as file:
+        file.seek(-3, 2)
+        byte = file.read(1)[0]
+        file.seek(-3, 2)
+        file.write(bytes([byte ^ 1]))
+    last = list(load_file(path))[-1]
+    with pytest.raises(WeightsRefused, match=rf"version 0 stays: at 'verify': .*tensor {last} differs") as refused:
+        await backend.load_weights(manifest, 1)
+    assert refused.value.arrow == "verify"
+    path.unlink()
+    with pytest.raises(WeightsRefused, match=r"at 'load': .*cannot be opened") as refused:
+        await backend.load_weights(manifest, 1)
+    assert refused.value.arrow == "load"
+    assert said(await collect(backend, request(9))) == said(before)
+    assert await backend.load_weights(published(transfer, 1), 1) == 1
+    assert {version for _, version in said(await collect(backend, request(9)))} == {1}
+    await backend.close()
+
+
+def said(chunks: list[TokenChunk]) -> list[tuple[int, int]]:
+    return [(int(chunk.token_ids[0]), int(chunk.versions[0])) for chunk in chunks]
+
+
+async def test_T065_a_load_that_comes_late_changes_nothing(folder: Path, published: Any) -> None:
+    """An older version after a newer one was asked for, also where the newer one failed."""
+    backend = backend_of(folder)
+    second, third = published("disk", 2), published("disk", 3)
+    with pytest.raises(WeightsRefused, match="at 'load'"):
+        await backend.load_weights(third | {"path": "/etc"}, 3)
+    with pytest.raises(WeightsRefused, match="version 2 is superseded by version 3; version 0 stays"):
+        await backend.load_weights(second, 2)
+    assert await backend.load_weights(third, 3) == 3
+    assert (await backend.health()).version == 3
+    await backend.close()
+
+
+@pytest.mark.parametrize("arrow", ["load", "pause"])
+async def test_T065_a_load_out_of_time_names_its_arrow_and_never_labels_afterwards(
+    folder: Path, published: Any, arrow: str
+) -> None:
+    backend = backend_of(folder)
+    manifest = published("disk", 1)
+    go_on = threading.Event()
+    if arrow == "load":
+        receive = backend._receive
+        backend._receive = lambda given: go_on.wait() and receive(given)
+    else:
+        backend._calls.put(go_on.wait)  # a step of the engine that does not end
+    with pytest.raises(
+        WeightsRefused, match=rf"version 1 was still at '{arrow}' after 0.2 s .*version 0 stays"
+    ) as refused:
+        await backend.load_weights(manifest, 1, within_s=0.2)
+    assert refused.value.arrow == arrow
+    go_on.set()
+    chunks = await collect(backend, request(5))  # the engine has gone through all that was put to it
+    assert {version for _, version in said(chunks)} == {0}
+    assert await backend.load_weights(manifest, 1) == 1
     await backend.close()

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from areal import weights
-from areal.base.errors import BackendError, BadRequest, ContextOverflow
+from areal.base.errors import BackendError, BadRequest, ContextOverflow, WeightsRefused
 from areal.base.types import GenerateRequest, SamplingParams, TokenChunk
 from areal.inference import HttpBackend, connect
 from areal.models.dense import DenseNet, causal
@@ -240,7 +240,7 @@ async def test_T065_a_request_goes_on_across_a_swap_each_token_under_the_version
     torch.testing.assert_close(torch.tensor(again[1]), expected, atol=1e-4, rtol=0)
 
     broken = dict(new) | {"model.norm.weight": torch.full_like(new["model.norm.weight"], torch.nan)}
-    with pytest.raises(BackendError, match=r"version 4 stays.*model\.norm\.weight holds NaN"):
+    with pytest.raises(WeightsRefused, match=r"version 4 stays: at 'verify': .*model\.norm\.weight holds NaN"):
         await backend.load_weights(source.publish(broken.items(), 5), 5)
     del broken["model.norm.weight"]
     with pytest.raises(BackendError, match="lack 1 tensors"):

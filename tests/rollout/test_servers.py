@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal.base.errors import BackendError
+from areal.base.errors import BackendError, TrainingError
 from areal.base.types import GenerateRequest, Limits, SamplingParams
 from areal.engine.client import EngineClient
 from areal.engine.settings import EngineSettings
@@ -93,10 +93,12 @@ class Run:
 
     strict: WeightPublisher  # with a quorum of two
     publisher: WeightPublisher
+    impatient: WeightPublisher  # with the rank
     gate: StalenessGate
     router: Router
     other: Child
     own: Child
+    rank: Child
     asked: int = 0
 
     async def answer(self) -> set[int]:
@@ -135,12 +137,13 @@ async def run(children: list[Child], store: Any, monkeypatch: pytest.MonkeyPatch
             JsonClient(await stack.enter_async_context(serving(app)), bearer=TOKEN)
         )
         with pytest.raises(UnexpectedAnswer, match="has no inference server http://elsewhere"):
-            await worker.post("/servers", {"serving": ["http://elsewhere"]})
+            await worker.post("/servers", {"serving": ["http://elsewhere"], "serial": 1})
         engine = await stack.enter_async_context(EngineClient(rank.url, TOKEN))
         gate = await StalenessGate.open(store.training, Limits(9, 0, 9), incarnation="test")
         strict = await stack.enter_async_context(WeightPublisher(engine, backends, [worker], gate, quorum=2))
         publisher = await stack.enter_async_context(WeightPublisher(engine, backends, [worker], gate))
-        yield Run(strict, publisher, gate, router, other, own)
+        impatient = await stack.enter_async_context(WeightPublisher(engine, backends, [worker], gate, timeout_s=0.3))
+        yield Run(strict, publisher, impatient, gate, router, other, own, rank)
 
 
 async def test_a_server_that_cannot_follow_is_left_out_until_it_can(run: Run) -> None:
@@ -173,6 +176,13 @@ async def test_a_server_that_cannot_follow_is_left_out_until_it_can(run: Run) ->
     await run.back()
     assert await run.labels() == [5, 5]
     assert run.place() == 0
+
+    run.rank.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(TrainingError, match=r"the rank did not publish version 6 within 0.3 s"):
+        await run.impatient.publish([])
+    assert run.gate.current.label == 5
+    assert await run.labels() == [5, 5]
+    run.rank.process.send_signal(signal.SIGCONT)
 
     for child in (own, other):
         child.process.send_signal(signal.SIGSTOP)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from areal.base.errors import BackendError, ConfigError, ShapeError
+from areal.base.errors import BackendError, ConfigError, ShapeError, WeightsRefused
 from areal.config.run import TransferName
 from areal.weights import TRANSFERS, Sink, Source, sink, source
 from areal.weights.disk import DiskSink, DiskSource
@@ -150,6 +150,17 @@ def test_one_altered_bit_is_refused(pair: tuple[Source, Sink], where: str) -> No
         file.seek(offset)
         file.write(bytes([byte ^ 1]))
     with pytest.raises(BackendError, match="checksum" if where == "header" else "differs"):
+        pair[1].receive(manifest)
+
+
+def test_pages_that_have_changed_places_are_refused(pair: tuple[Source, Sink]) -> None:
+    manifest = pair[0].publish([("w", torch.arange(100_000, dtype=torch.float32))], 1)
+    with path_of(manifest).open("r+b") as file:
+        file.seek((1 << 20) + 8)
+        one, two = file.read(4096), file.read(4096)
+        file.seek((1 << 20) + 8)
+        file.write(two + one)
+    with pytest.raises(WeightsRefused, match="tensor w differs"):
         pair[1].receive(manifest)
 
 

@@ -16,6 +16,7 @@ import concurrent.futures
 import ctypes
 import queue
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,12 +25,13 @@ import torch
 from torch import Tensor
 
 from areal import weights
-from areal.base.errors import ArealError, BackendError, BadRequest, Unavailable
+from areal.base.errors import ArealError, BackendError, BadRequest, Unavailable, WeightsRefused
 from areal.base.types import GenerateRequest, TokenChunk
 from areal.inference.backend import BackendHealth
 from areal.inference.native.engine import Engine, Event
 from areal.inference.native.grammars import Grammars, Matcher
 from areal.inference.native.scheduler import Sequence
+from areal.inference.swap import Attempt, Swap
 from areal.models.dense import DenseNet
 from areal.models.hf_weights import check_tensors
 
@@ -62,6 +64,8 @@ class NativeBackend:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[Sequence, _Inbox] = {}  # the event loop's alone
         self._loading = asyncio.Lock()
+        self._swap = Swap(engine.version)
+        self._swapping = threading.Lock()  # for _swap: asked for here, labelled in the engine's thread
         self._paused = False  # these two are the engine thread's
         self._stopping = False
         self._loop = asyncio.get_running_loop()
@@ -111,13 +115,24 @@ class NativeBackend:
     async def resume(self) -> None:
         await self._between_steps(lambda: self._set_paused(False))
 
-    async def load_weights(self, manifest: dict[str, Any], version: int) -> int:
-        """All or nothing: received, checked and packed aside while the engine goes on, then swapped between two steps.
-        Raises BackendError with the reason; weights and label are then what they were (T065)."""
-        async with self._loading:
-            net = await asyncio.to_thread(self._build, manifest, version)
-            await self._between_steps(lambda: self._engine.swap(net, version))
-            await asyncio.to_thread(_return_freed_memory)
+    async def load_weights(self, manifest: dict[str, Any], version: int, *, within_s: float | None = None) -> int:
+        """See Backend.load_weights: loaded, verified and packed aside while the engine goes on, then swapped between two steps (T065)."""
+        with self._swapping:
+            self._swap = self._swap.asked(version)
+        attempt = Attempt()
+        try:
+            async with asyncio.timeout(within_s), self._loading:
+                net = await asyncio.to_thread(self._build, manifest, version, attempt)
+                attempt.arrow = "pause"
+                await self._between_steps(lambda: self._label(attempt, net, version))
+                await asyncio.to_thread(_return_freed_memory)
+        except TimeoutError:
+            if attempt.settle():  # else the engine was quicker: the version is served
+                raise WeightsRefused(
+                    attempt.arrow,
+                    f"version {version} was still at {attempt.arrow!r} after {within_s:g} s (weights.load_timeout_seconds); version "
+                    f"{self._engine.version} stays",
+                ) from None
         return version
 
     async def close(self) -> None:
@@ -137,13 +152,14 @@ class NativeBackend:
             raise BadRequest("this server constrains no output: it was started without the model's tokenizer")
         return await self._grammars.matcher(request.grammar, request.sampling.stop_token_ids)
 
-    def _build(self, manifest: dict[str, Any], version: int) -> DenseNet:
+    def _build(self, manifest: dict[str, Any], version: int, attempt: Attempt) -> DenseNet:
         """In a worker thread. The net now served is only read."""
-        if manifest.get("version") != version:
-            raise BackendError(f"the manifest is of version {manifest.get('version')!r}, not {version}; nothing loaded")
         serving = self._engine.net
         try:
+            if manifest.get("version") != version:
+                raise WeightsRefused("load", f"the manifest is of version {manifest.get('version')!r}, not {version}")
             tensors = self._receive(manifest)
+            attempt.arrow = "verify"
             check_tensors(tensors, serving.config.parameter_shapes(), finite=True)
             return DenseNet.from_tensors(
                 serving.config,
@@ -153,8 +169,10 @@ class NativeBackend:
                 positions=self._engine.settings.max_context,
             )
         except (ArealError, OSError, RuntimeError) as error:
-            raise BackendError(
-                f"weights version {version} were not loaded, version {self._engine.version} stays: {error}"
+            arrow = error.arrow if isinstance(error, WeightsRefused) else attempt.arrow
+            raise WeightsRefused(
+                arrow,
+                f"weights version {version} were not loaded, version {self._engine.version} stays: at {arrow!r}: {error}",
             ) from error
 
     async def _between_steps(self, call: Callable[[], T]) -> T:
@@ -201,6 +219,14 @@ class NativeBackend:
                 wait = False
         except queue.Empty:
             return
+
+    def _label(self, attempt: Attempt, net: DenseNet, version: int) -> None:
+        """Between two steps: weights and label change together, or not at all."""
+        with self._swapping:
+            labelled = self._swap.labelled(version)
+            if attempt.settle():  # its deadline has not passed
+                self._engine.swap(net, version)
+                self._swap = labelled
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused

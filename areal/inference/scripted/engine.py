@@ -24,6 +24,7 @@ from areal.base.errors import ArealError, BackendError, ContextOverflow
 from areal.base.types import FinishReason, GenerateRequest, TokenChunk
 from areal.inference.backend import BackendHealth
 from areal.inference.scripted.script import Failure, Script, ScriptedLine, ScriptedToken
+from areal.inference.swap import Swap
 
 MAX_SESSIONS = 10_000  # whose place in the script is remembered; the longest unused one is forgotten first
 MAX_CALLS = 1000  # listed by /calls
@@ -102,10 +103,10 @@ class ScriptedEngine:
         """See Backend.resume."""
         self._open.set()
 
-    async def load_weights(self, manifest: dict[str, Any], version: int) -> int:
-        """Takes the label; the manifest is not read, there are no weights."""
-        self._version = version
-        return version
+    async def load_weights(self, manifest: dict[str, Any], version: int, *, within_s: float | None = None) -> int:
+        """Takes the label, by the rule of swap.py; the manifest is not read, there are no weights."""
+        self._version = Swap(self._version).asked(version).labelled(version).label
+        return self._version
 
     async def close(self) -> None:
         """Nothing is held."""
