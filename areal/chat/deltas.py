@@ -6,7 +6,7 @@
     fold(deltas)                    # the assistant message
 
 White space beside a tool call is markup and is left out; any other is text, verbatim. A call's id and name stand in its
-first delta only. Used by stream_parser.py and tool_formats/.
+first delta only. Deltas are Structs, as TokenChunk is: there is one for every token. Used by stream_parser.py and tool_formats/.
 """
 
 from __future__ import annotations
@@ -14,29 +14,27 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from areal.base.types import Message, ToolCall
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """More of the answer's text; never empty."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct, frozen=True):
     """More of what the model thinks before it answers; never empty."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallDelta:
+class CallDelta(msgspec.Struct, frozen=True):
     """A piece of tool call `index`, counted from 0. id and name stand in the call's first piece only; a model writes one call
     after the other, so once a higher index has come, a lower one is complete."""
 
@@ -111,7 +109,7 @@ class DeltaSink:
             case ReasoningDelta(text), ReasoningDelta(more):
                 self._deltas[-1] = ReasoningDelta(text + more)
             case CallDelta() as call, CallDelta(index, "", "", more) if call.index == index:
-                self._deltas[-1] = replace(call, arguments=call.arguments + more)
+                self._deltas[-1] = msgspec.structs.replace(call, arguments=call.arguments + more)
             case _:
                 self._deltas.append(delta)
 

@@ -183,7 +183,7 @@ class JinjaRenderer:
         reply, shown = recorded.reply, _squeezed(answer)
         ids = self._without_end(recorded)
         sampled = _squeezed(self.tokenizer.decode(ids, skip_special=True))
-        if shown in (sampled, _squeezed(self.tokenizer.decode(ids, skip_special=False))):
+        if shown == sampled or shown == _squeezed(self.tokenizer.decode(ids, skip_special=False)):
             return None
         stripped = Mismatch("the template leaves out the reasoning of earlier turns", "reasoning_stripped")
         if reply.reasoning and _squeezed(reply.reasoning) not in shown:

@@ -68,6 +68,8 @@ class ChatTemplate:
         try:
             self._environment = _environment()
             self._template = self._environment.from_string(source)
+            # Jinja's own is a chain of mappings, which takes long to read, and every rendering reads all of it.
+            self._template.globals = dict(self._template.globals)
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             line = getattr(error, "lineno", "?")
             raise ConfigError(f"{origin}, line {line}: {error}; the model's chat template cannot be used") from error

@@ -102,8 +102,8 @@ class HfTokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ids. A SentencePiece vocabulary's leading space is dropped, as its own decoder does."""
-        special = {} if skip_special else self._shown_special
-        text = b"".join(special.get(token_id) or self.piece(token_id) for token_id in ids).decode("utf-8", "replace")
+        pieces = map(self.piece, ids) if skip_special else (self._shown_special.get(k) or self.piece(k) for k in ids)
+        text = b"".join(pieces).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_first_space else text
 
 

@@ -30,7 +30,7 @@ from areal.proxy.model_routes import HOLD_S, PING_S, CountRoute, ModelRoute
 from areal.proxy.recorder import Generates, Recorder
 from areal.proxy.sessions import SessionPolicy, Sessions
 from areal.store.base import Store
-from areal.web.app import Handler, add_route, create_app, send_json
+from areal.web.app import Application, Handler, add_route, create_app, send_json
 from areal.web.auth import SessionKeys
 from areal.web.error_bodies import openai_error_body
 
@@ -67,12 +67,12 @@ class ProxyParts:
 class Proxy:
     """The application, and the sessions in it. `app` may be given further routes by its process."""
 
-    app: FastAPI
+    app: Application
     sessions: Sessions
     recorder: Recorder
 
 
-def proxy_app(parts: ProxyParts) -> FastAPI:
+def proxy_app(parts: ProxyParts) -> Application:
     """The application alone."""
     return build_proxy(parts).app
 
@@ -132,7 +132,7 @@ def _model_routes(parts: ProxyParts, callers: Callers, recorder: Recorder) -> di
     return found
 
 
-def _add_probes(app: FastAPI, parts: ProxyParts, sessions: Sessions, callers: Callers, recorder: Recorder) -> None:
+def _add_probes(app: Application, parts: ProxyParts, sessions: Sessions, callers: Callers, recorder: Recorder) -> None:
     """What clients ask before and beside model calls."""
     models = _models(parts.policy_names)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -142,7 +141,7 @@ def _calls(deltas: Iterable[Delta]) -> tuple[CallDelta, ...]:
     for delta in deltas:
         if isinstance(delta, CallDelta):
             begun = found.setdefault(delta.index, CallDelta(delta.index, delta.id, delta.name))
-            found[delta.index] = replace(begun, arguments=begun.arguments + delta.arguments)
+            found[delta.index] = msgspec.structs.replace(begun, arguments=begun.arguments + delta.arguments)
     return tuple(found.values())
 
 

@@ -15,7 +15,6 @@ import logging
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from areal.base.errors import BadRequest
@@ -23,7 +22,7 @@ from areal.base.types import Ending, Purpose
 from areal.config.run import RunConfig
 from areal.proxy.sessions import Sessions, StartRequest
 from areal.rollout.agents import Agent, load_agent, rewards_of
-from areal.web.app import add_route, send_json
+from areal.web.app import Application, add_route, send_json
 from areal.web.auth import SessionKey, presented_keys, require
 from areal.web.body import disconnected, read_body
 
@@ -53,7 +52,7 @@ class AgentRuns:
             purpose: load_agent(path) for purpose, path in paths.items() if path and wanted[purpose]
         }
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Application) -> None:
         add_route(app, "/agents/run", self._handle)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:

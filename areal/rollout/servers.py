@@ -13,12 +13,11 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from areal.base.errors import BadRequest
 from areal.inference.router import Router
-from areal.web.app import add_route, send_json
+from areal.web.app import Application, add_route, send_json
 from areal.web.auth import presented_keys, require
 from areal.web.body import read_body
 from areal.web.client import JsonClient
@@ -52,7 +51,7 @@ class InService:
         self._token = run_token
         self._serial = 0
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Application) -> None:
         add_route(app, PATH, self._handle)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import orjson
@@ -34,7 +35,7 @@ from areal.web.error_bodies import openai_error_body
 from areal.web.origin import check_host
 
 ErrorBody = Callable[[str, ArealError, str], Any]
-Handler = Callable[[Scope, Receive, Send], Any]
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger("areal.web")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -60,12 +61,13 @@ def create_app(
     max_body_bytes: int,
     error_body: ErrorBody = _openai_body,
     lifespan: Lifespan[FastAPI] | None = None,
-) -> FastAPI:
+) -> Application:
     """A FastAPI application with our error edge and no documentation pages.
 
     error_body(path, error, request_id) gives the JSON body of an error; a dialect with another shape chooses by path."""
-    app = FastAPI(
-        title=title, openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    edge = partial(_Edge, max_body_bytes=max_body_bytes, error_body=error_body)
+    app = Application(
+        edge, title=title, openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
 
     async def failed(request: Request, error: Exception) -> Response:
@@ -79,19 +81,17 @@ def create_app(
 
     for kind in (ArealError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, failed)
-    plain: dict[tuple[str, str], Handler] = {}
-    app.state.plain_routes = plain
-    app.add_middleware(_Edge, plain=plain, max_body_bytes=max_body_bytes, error_body=error_body)
+    app.add_middleware(edge)
     return app
 
 
-def add_route(app: FastAPI, path: str, handler: Handler, methods: Sequence[str] = ("POST",)) -> None:
+def add_route(app: Application, path: str, handler: Handler, methods: Sequence[str] = ("POST",)) -> None:
     """A plain-ASGI route: no request object, no validation, no buffering between the handler and the socket.
 
-    A path without parameters is answered at the edge: no layer of the framework sees its events. The router knows it too, for
-    the methods that it does not take."""
+    At a path without parameters no layer of the framework sees its events. The router knows it too, for the methods that it
+    does not take."""
     if "{" not in path:
-        app.state.plain_routes.update({(method, path): handler for method in methods})
+        app.plain.update({(method, path): app.edge(handler) for method in methods})
     app.router.routes.append(Route(path, _PlainAsgi(handler), methods=list(methods)))
 
 
@@ -174,6 +174,19 @@ def _validation_error(error: RequestValidationError) -> BadRequest:
     return BadRequest(f"{param or 'request body'}: {first['msg'].lower()}", param=param)
 
 
+class Application(FastAPI):
+    """With plain routes, by method and path, which are answered before any layer of the framework."""
+
+    def __init__(self, edge: Callable[[Handler], ASGIApp], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.edge = edge
+        self.plain: dict[tuple[str, str], ASGIApp] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plain = self.plain.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        await (plain or super().__call__)(scope, receive, send)
+
+
 class _PlainAsgi:
     """Starlette takes a function for a request handler and an object for an ASGI application."""
 
@@ -185,13 +198,11 @@ class _PlainAsgi:
 
 
 class _Edge:
-    """Outermost middleware: request id, Host on loopback, body limit, plain routes, and the last catch before a socket closes."""
+    """Around a plain route, and around the framework: request id, Host on loopback, body limit, and the last catch before a
+    socket closes."""
 
-    def __init__(
-        self, app: ASGIApp, plain: Mapping[tuple[str, str], Handler], max_body_bytes: int, error_body: ErrorBody
-    ) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, error_body: ErrorBody) -> None:
         self._app = app
-        self._plain = plain  # by method and path
         self._max_body_bytes = max_body_bytes
         self._error_body = error_body
 
@@ -213,11 +224,10 @@ class _Edge:
             await send(message)
 
         try:
-            app = self._plain.get((scope["method"], scope["path"]), self._app)
             with bugs_as_errors(f"request {request_id(scope)} {scope['path'][:200]}"):
                 if names_loopback(scope["server"][0]):
                     check_host(scope["headers"], "this port")
-                await app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)
+                await self._app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)
         except ClientGone:
             return
         except ArealError as known:

@@ -12,7 +12,7 @@ unknown field is ignored, a byte-order mark at the start too. No I/O. Used by pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from areal.base.errors import BackendError
 
@@ -24,8 +24,7 @@ _BOM = b"\xef\xbb\xbf"
 _LARGEST_EVENT = 16 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(msgspec.Struct, frozen=True):
     """One dispatched event. name: the `event` field, `message` where there is none. data: the joined data lines."""
 
     data: bytes

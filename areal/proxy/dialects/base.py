@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from areal.base.errors import ArealError
 from areal.base.types import FinishReason, Message, ModelCall
 from areal.chat.deltas import CallDelta
@@ -70,9 +72,8 @@ class Started:
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one step of sampling added to a choice; any of it may be empty."""
+class Piece(msgspec.Struct, frozen=True):
+    """What one step of sampling added to a choice; any of it may be empty. A Struct, as TokenChunk is."""
 
     choice: int
     text: str = ""
