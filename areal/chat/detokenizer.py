@@ -22,12 +22,15 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, shown_special: Mapping[int, bytes] | None = None) -> None:
         self._tokenizer = tokenizer
         self._shown_special = shown_special or {}
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = b""  # bytes of a character that is not complete
         self._drop_space = tokenizer.strips_first_space
 
     def feed(self, token_id: int) -> str:
         """The text that this token completes."""
-        return self._trimmed(self._decoder.decode(self._shown_special.get(token_id) or self._tokenizer.piece(token_id)))
+        data = self._begun + (self._shown_special.get(token_id) or self._tokenizer.piece(token_id))
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[used:]
+        return self._trimmed(text) if self._drop_space else text
 
     def feed_all(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete."""
@@ -35,7 +38,8 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The rest, once, at the end of the stream."""
-        return self._trimmed(self._decoder.decode(b"", final=True))
+        begun, self._begun = self._begun, b""
+        return self._trimmed(begun.decode("utf-8", "replace"))
 
     def _trimmed(self, text: str) -> str:
         if self._drop_space and text:

@@ -28,7 +28,7 @@ from areal.chat.grammar import special_token
 from areal.chat.reasoning import ReasoningStyle, read_reasoning
 from areal.chat.source import Reading, Source
 from areal.chat.stop import StopMatcher
-from areal.chat.tool_formats.base import ToolFormat, text_until
+from areal.chat.tool_formats.base import ToolFormat, text_to_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class AnswerForm:
             yield from read_reasoning(source, sink, self.reasoning, opened=self.in_reasoning)
         if self.tool_format is not None:
             yield from self.tool_format.read(source, sink, {tool.name: tool for tool in self.tools})
-        yield from text_until(source, sink, ())
+        yield from text_to_end(source, sink)
 
 
 class StreamParser:
@@ -90,12 +90,12 @@ class StreamParser:
     def feed(self, chunk: TokenChunk) -> list[Delta]:
         """What the chunk adds. Tokens after a complete stop text are dropped."""
         shown: list[str] = []
-        for token_id in chunk.token_ids:
-            if self.stopped:
-                break
+        for token_id in () if self.stopped else chunk.token_ids:
             self.kept += 1
             if token_id not in self._ends:
                 shown.append(self._stop.feed(self._detokenizer.feed(token_id)))
+                if self._stop.stopped:
+                    break
         self.finish_reason = "stop" if self.stopped else chunk.finish_reason
         return self._read(shown)
 

@@ -112,8 +112,8 @@ async def start_event_stream(send: Send, headers: Sequence[tuple[bytes, bytes]] 
     await start_response(send, 200, [*_STREAM_HEADERS, *headers])
 
 
-async def send_chunk(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+def send_chunk(send: Send, data: bytes) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def end_response(send: Send, data: bytes = b"") -> None:

@@ -57,6 +57,12 @@ def text_until(source: Source, sink: DeltaSink, markers: tuple[str, ...]) -> Rea
         sink.text(source.take())
 
 
+def text_to_end(source: Source, sink: DeltaSink) -> Reading[None]:
+    """Pass on all that comes, whatever it is."""
+    while text := (yield from source.rest()):
+        sink.text(text)
+
+
 def read_head(source: Source, *ends: str) -> Reading[str | None]:
     """A name up to one of `ends`, which is not taken. None, with nothing read, where no name can be."""
     start = source.at
