@@ -21,19 +21,24 @@ from areal.base.types import Interaction, Message, Tool, ToolCall
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]+")
 
 
+# Made once: json.dumps makes an encoder for every call that wants these settings.
+_JSON = json.JSONEncoder(separators=(",", ":"))
+_SORTED_JSON = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=dict)
+
+
 def message_key(message: Message) -> bytes:
     """Two messages are the same turn where their keys are equal, and their places in the conversation (placed)."""
     content = visible(message.content) if message.role == "assistant" else message.content
     calls = [[call.name, _arguments(call)] for call in message.tool_calls]
     name = message.name if message.role in ("user", "system") else ""
     key = [message.role, content, calls, name]
-    return json.dumps(key, ensure_ascii=True, separators=(",", ":")).encode()
+    return _JSON.encode(key).encode()
 
 
 def tools_key(tools: Sequence[Tool]) -> bytes:
     """Equal for tool lists that say the same in the same order."""
     said = [[tool.name, tool.description, tool.parameters] for tool in tools]
-    return json.dumps(said, sort_keys=True, separators=(",", ":"), default=dict).encode()
+    return _SORTED_JSON.encode(said).encode()
 
 
 def visible(content: str) -> str:

@@ -104,6 +104,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: jinja2.runtime.Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if getattr(called, "__self__", None) is self:  # tick, sliced, joined, as _parse wrote them into the template
+            return called(*args)  # Jinja's own keywords are not meant for them
         self.tick()
         method = getattr(called, "__wrapped__", called)  # Jinja wraps str.format
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")

@@ -74,6 +74,7 @@ class StreamParser:
         self._sink = DeltaSink(new_id or (lambda: call_id(length)), calls=form.tool_format is not None)
         self._reader = form.read(self._source, self._sink)
         self._deltas: list[Delta] = []
+        self._message: Message | None = None  # of these deltas
         self.kept = 0
         self.finish_reason: FinishReason | None = None
 
@@ -113,7 +114,9 @@ class StreamParser:
 
     def message(self) -> Message:
         """All deltas so far, folded."""
-        return fold(self._deltas)
+        if self._message is None:
+            self._message = fold(self._deltas)
+        return self._message
 
     def has_calls(self) -> bool:
         return any(isinstance(delta, CallDelta) for delta in self._deltas)
@@ -125,6 +128,7 @@ class StreamParser:
             self._sink.finish()
         deltas = self._sink.take()
         self._deltas += deltas
+        self._message = None
         return deltas
 
 

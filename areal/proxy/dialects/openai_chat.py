@@ -110,6 +110,7 @@ class _ChunkEncoder:
     def __init__(self, call: ModelCall) -> None:
         self._call = call
         self._head: dict[str, Any] = {}
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice, what stands before and behind a text alone
 
     def encode(self, event: Event) -> bytes:
         match event:
@@ -146,7 +147,16 @@ class _ChunkEncoder:
                 for tool in piece.tools
             ]
         tokens = piece.tokens if self._call.sampling.want_logprobs else ()
+        if delta.keys() == {"content"} and not tokens:  # as almost every chunk is
+            return self._text(piece.choice, piece.text)
         return self._chunk(piece.choice, delta, tokens=tokens) if delta or tokens else b""
+
+    def _text(self, index: int, text: str) -> bytes:
+        if index not in self._around:
+            before, _, after = self._chunk(index, {"content": ""}).partition(b'"content":""')
+            self._around[index] = before + b'"content":', after
+        before, after = self._around[index]
+        return before + orjson.dumps(text) + after
 
     def _chunk(
         self,
