@@ -1,4 +1,4 @@
-"""A bare forwarder: what the gateway stands on (uvicorn, aiohttp) and nothing else. `python forwarder.py URL`.
+"""A bare forwarder: what the gateway stands on (uvicorn, web/upstream.py) and nothing else. `python forwarder.py URL`.
 
 No keys, no registry, no request ids, no error shapes, no metrics, no watch over clients that hang up: the least that can
 forward a stream on this stack, for comparison. Prints its own URL.
@@ -10,18 +10,18 @@ import asyncio
 import sys
 from typing import Any
 
-import aiohttp
 import uvloop
 
 from areal.web.address import bind
 from areal.web.serve import serve
+from areal.web.upstream import Upstream
 
 
 class Forwarder:
     """The ASGI application."""
 
-    def __init__(self, upstream: str, session: aiohttp.ClientSession) -> None:
-        self._upstream, self._session = upstream, session
+    def __init__(self, server: str, upstream: Upstream) -> None:
+        self._server, self._upstream = server, upstream
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -34,20 +34,23 @@ class Forwarder:
             body += message["body"]
             if not message.get("more_body"):
                 break
-        headers = [(k.decode(), v.decode()) for k, v in scope["headers"] if k not in (b"host", b"content-length")]
-        url = self._upstream + scope["path"]
-        async with self._session.request(scope["method"], url, data=body, headers=headers) as response:
-            kept = [(k.lower(), v) for k, v in response.raw_headers if k.lower() != b"transfer-encoding"]
-            await send({"type": "http.response.start", "status": response.status, "headers": kept})
-            async for chunk in response.content.iter_any():
+        headers = [pair for pair in scope["headers"] if pair[0] not in (b"host", b"content-length")]
+        url = self._server + scope["path"]
+        answer = await self._upstream.request(scope["method"], url, headers, body, silence_s=60.0)
+        try:
+            kept = [(k.lower(), v) for k, v in answer.headers if k.lower() != b"transfer-encoding"]
+            await send({"type": "http.response.start", "status": answer.status, "headers": kept})
+            while chunk := await answer.read():
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+        finally:
+            answer.close()
 
 
 async def main() -> None:
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
-        await serve(Forwarder(sys.argv[1], session), bind("127.0.0.1", 0), ready=lambda url: print(url, flush=True))
+    upstream = Upstream(connect_s=5.0, idle_s=2.0)
+    await serve(Forwarder(sys.argv[1], upstream), bind("127.0.0.1", 0), ready=lambda url: print(url, flush=True))
+    upstream.close()
 
 
 if __name__ == "__main__":
