@@ -245,7 +245,8 @@ class Database:
             try:
                 return self._look(operation)
             except self.engine.errors:
-                if not self.engine.lost(self._local.connection):
+                connection = getattr(self._local, "connection", None)
+                if connection is None or not self.engine.lost(connection):
                     raise
                 return self._look(operation)
         except self.engine.errors as error:
