@@ -113,44 +113,43 @@ class _Books:
     """The fold of `balance`: `enter` every line, then `close`."""
 
     def __init__(self) -> None:
-        self._recorded = Amounts()
-        self._evaluation = Amounts()
-        self._fates: defaultdict[tuple[str, str], Amounts] = defaultdict(Amounts)  # (fate, reason)
+        self._amounts: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # (fate, reason)
         self._by_version: defaultdict[int, int] = defaultdict(int)
         self._rewarded = self._unrewarded = self._running = 0
         self._faults: list[str] = []
         self._group = ""
 
     def enter(self, line: Line) -> None:
-        own = Amounts(line.recorded.tokens, line.recorded.interactions, 1)
+        tokens, interactions = line.recorded.tokens, line.recorded.interactions
         self._running += line.running
         if not line.group_id:
-            self._evaluation += own
+            self._add(("evaluation", ""), tokens, interactions, 1)
             return
-        self._recorded += own
+        self._add(("recorded", ""), tokens, interactions, 1)
         if not line.running:
             self._rewarded += line.rewarded
             self._unrewarded += not line.rewarded
         if line.group_id != self._group:
             self._enter_group(line)
         if line.drop_reason:
-            self._fates["dropped", line.drop_reason] += own
+            self._add(("dropped", line.drop_reason), tokens, interactions, 1)
             if line.account:
                 self._blame(line, f"is dropped ({line.drop_reason}) and accounted for ({_listed(line.account)})")
         elif line.consumed_step is not None and not line.running:
             self._enter_consumed(line)
         else:
-            self._fates["waiting" if line.accepted and not line.running else "open", ""] += own
+            fate = "waiting" if line.accepted and not line.running else "open"
+            self._add((fate, ""), tokens, interactions, 1)
 
     def close(self, counts: Counts) -> Balance:
         found = Balance(
-            recorded=self._recorded,
-            trained=self._fates["trained", ""],
+            recorded=self._sum("recorded"),
+            trained=self._sum("trained"),
             masked=self._reasons("masked"),
             dropped=self._reasons("dropped"),
-            waiting=self._fates["waiting", ""],
-            open=self._fates["open", ""],
-            evaluation=self._evaluation,
+            waiting=self._sum("waiting"),
+            open=self._sum("open"),
+            evaluation=self._sum("evaluation"),
             rewarded=self._rewarded,
             unrewarded=self._unrewarded,
             trained_by_version=dict(self._by_version),
@@ -162,12 +161,22 @@ class _Books:
         faults += _sums_that_differ(found) + _counts_that_differ(found, self._running, counts)
         return replace(found, faults=tuple(faults))
 
+    def _add(self, key: tuple[str, str], tokens: int, interactions: int, sessions: int, groups: int = 0) -> None:
+        own = self._amounts[key]  # not Amounts: there are several of these for each session of a run
+        own[0] += tokens
+        own[1] += interactions
+        own[2] += sessions
+        own[3] += groups
+
+    def _sum(self, fate: str) -> Amounts:
+        return Amounts(*self._amounts[fate, ""])
+
     def _reasons(self, wanted: str) -> dict[str, Amounts]:
-        return {reason: own for (fate, reason), own in sorted(self._fates.items()) if fate == wanted}
+        return {reason: Amounts(*own) for (fate, reason), own in sorted(self._amounts.items()) if fate == wanted}
 
     def _enter_group(self, line: Line) -> None:
         self._group = line.group_id
-        self._recorded += Amounts(groups=1)
+        self._add(("recorded", ""), 0, 0, 0, 1)
         consumed = line.consumed_step is not None
         if line.group_drop_reason and consumed:
             self._faults.append(f"group {line.group_id} is dropped ({line.group_drop_reason}) and was trained")
@@ -180,7 +189,7 @@ class _Books:
             fate = ("trained", "")
         if line.group_drop_reason:
             fate = ("dropped", line.group_drop_reason)
-        self._fates[fate] += Amounts(groups=1)
+        self._add(fate, 0, 0, 0, 1)
 
     def _enter_consumed(self, line: Line) -> None:
         """Of a group that a step has trained: what that step said of this session."""
@@ -191,11 +200,11 @@ class _Books:
         elif (tokens, interactions) != (line.recorded.tokens, line.recorded.interactions):
             self._blame(line, f"is accounted for differently by step {line.consumed_step}: {_listed(line.account)}")
         for reason, share in line.account.items():
-            self._fates[_fate(reason)] += Amounts(share.tokens, share.interactions)
+            self._add(_fate(reason), share.tokens, share.interactions, 0)
         if line.account:
             trained = line.account.get("", Share(0, 0))
             most = max(line.account, key=lambda reason: (line.account[reason].interactions, reason))
-            self._fates[_fate("" if trained.tokens else most)] += Amounts(sessions=1)
+            self._add(_fate("" if trained.tokens else most), 0, 0, 1)
             if line.version is not None:
                 self._by_version[line.version] += trained.tokens
 

@@ -491,6 +491,18 @@ async def test_sessions_are_walked_in_pages_in_the_order_in_which_they_began(hou
     assert await house.store.reading.walk("a-1") == ()
 
 
+async def test_what_a_step_said_of_a_group_that_is_dropped_is_forgotten(house: Any) -> None:
+    await house.play("a")
+    [group] = await house.training.ready()
+    assert await house.training.take(Version(1, 1, "x"), {group.id: ["a"]})
+    await house.training.account("a", {"": Share(3, 1)})
+    assert await house.training.take(Version(1, 1, "x"), {})  # handed back
+    await house.training.drop([group.id], "stale")
+    books = await house.store.reading.balance()
+    assert books.faults == ()
+    assert (books.trained, books.dropped) == (Amounts(), {"stale": Amounts(3, 1, 1, 1)})
+
+
 async def test_a_store_that_is_read_is_not_changed(house: Any, reopen: Any) -> None:
     await house.play("a", turns=2)
     async with await reopen(read_only=True) as other:

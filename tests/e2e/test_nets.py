@@ -75,6 +75,7 @@ def replayed(folder: Path, step: int) -> list[str]:
     return [" ".join(line.split()[:3]) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.heavy
 def test_steps_with_a_critic_and_a_reference_are_made_again_bit_for_bit(folder: Path) -> None:
     assert replayed(folder, 3) == ["step 3: from", "step 2: bit-equal:", "step 3: bit-equal:"]
 

@@ -44,7 +44,7 @@ async def test_a_resume_forgets_what_the_lost_timeline_had_reached(batching, pla
     _, batch = await made(batching, played)
     path = tmp_path / "steps.jsonl"
     with History.open(path, LIFE) as history:
-        for step in range(4):
+        for step in range(5):
             history.write(batch, step=step, made=Version(step + 1, step + 1, "one"))
     path.write_bytes(path.read_bytes()[:-20])  # and a crash cut its last line
     with History.open(path, replace(LIFE, incarnation="two", first_step=2, started_from="step-000002")) as history:
