@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.faults.campaign import Campaign
@@ -26,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     folder, started = Path(tempfile.mkdtemp(prefix="areal-kills-")), time.monotonic()
     print(f"{options.kills} kills from seed {options.seed}, in {folder}", flush=True)
-    report = Campaign(folder, options.seed, options.kills).run(lambda text: print(text, flush=True))
+    report = Campaign(folder, options.seed, options.kills, partial(print, flush=True)).run()
     print(report.text())
     print(f"{time.monotonic() - started:.0f} s, seed {options.seed}")
     for sentence in report.violations:

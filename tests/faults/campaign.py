@@ -1,6 +1,6 @@
 """Kill after kill while agents work, and the judgement after each: `python -m tests.faults` and test_kills.py run this.
 
-    report = Campaign(folder, seed=7, kills=200).run(say=print)
+    report = Campaign(folder, seed=7, kills=200).run()
     report.violations                                       # sentences; empty is the only good result
 
 A life of the run ends by a kill of any of its processes, at a moment that the seed chooses, sometimes of two at once, sometimes while it
@@ -63,8 +63,8 @@ class Report:
 class Campaign:
     """One folder, one seed."""
 
-    def __init__(self, folder: Path, seed: int, kills: int) -> None:
-        self.folder, self.seed = folder, seed
+    def __init__(self, folder: Path, seed: int, kills: int, say: Say = print) -> None:
+        self.folder, self.seed, self.say = folder, seed, say
         self.plan = deque(plan(seed, kills))
         self.random = random.Random(f"{seed}, beside the plan")
         self.report = Report()
@@ -77,15 +77,15 @@ class Campaign:
         self.lives: dict[str, float] = {}  # incarnation -> when its command was given
         self.started_at = 0.0
 
-    def run(self, say: Say = print) -> Report:
+    def run(self) -> Report:
         """All kills of the plan, then the end; the report. Raises TimeoutError where something hangs."""
         with self.target:
-            self._up(say)
+            self._up()
             clients = [self._client(name) for name in ("a", "b")]
             try:
                 while self.plan:
-                    self._kill(self.plan.popleft(), say)
-                self._end(clients, say)
+                    self._kill(self.plan.popleft())
+                self._end(clients)
             finally:
                 for client in clients:
                     client.kill()
@@ -100,11 +100,11 @@ class Campaign:
                 [sys.executable, "-m", "tests.faults.client", *words, *places], cwd=ROOT, stdout=output, stderr=output
             )
 
-    def _up(self, say: Say) -> None:
+    def _up(self) -> None:
         """Start the run, with the kills that come on the way, until clients reach it."""
         self._start()
         while self.plan and self.plan[0].moment == STARTING:
-            self._kill_starting(self.plan.popleft(), say)
+            self._kill_starting(self.plan.popleft())
         before, saved = self.before, self.saved
         if not self.target.until_ready():
             raise TimeoutError(f"the run does not start: {self.target.until_ended()[1][-2000:]}")
@@ -123,7 +123,7 @@ class Campaign:
         if held.versions:
             self.lives.setdefault(held.versions[-1].incarnation, self.started_at)
 
-    def _kill_starting(self, kill: Kill, say: Say) -> None:
+    def _kill_starting(self, kill: Kill) -> None:
         time.sleep(self.random.uniform(0, STARTING_S))
         victim, pid = next(((one, pid) for one in kill.victims if (pid := self.target.pid(one)) is not None), ("", 0))
         if not victim:
@@ -133,10 +133,10 @@ class Campaign:
         if victim == "gateway" and self.target.gateway is not None:
             self.target.restart_gateway()
         else:
-            self._dead([victim], where, say)
+            self._dead([victim], where)
             self._start()
 
-    def _kill(self, kill: Kill, say: Say) -> None:
+    def _kill(self, kill: Kill) -> None:
         """Of a run that is up; it is up again when this returns."""
         victims, pids = list(kill.victims), [pid for pid in map(self.target.pid, kill.victims) if pid is not None]
         for _ in range(kill.after_steps):
@@ -144,21 +144,21 @@ class Campaign:
         came = MOMENTS[kill.moment](self.watch)
         if self.target.ended:
             self._found([f"the run ended by itself: {self.target.until_ended()[1][-2000:]}"], "between two kills")
-            return self._up(say)
+            return self._up()
         kill_at_once(pids)
         where = self._count(victims, kill.moment if came else "soon")
         if victims == ["gateway"] and self.target.gateway is not None:
             self.target.restart_gateway()
-            return self._look(where, say)
-        self._dead(victims, where, say)
-        self._up(say)
+            return self._look(where)
+        self._dead(victims, where)
+        self._up()
 
     def _count(self, victims: list[str], moment: str) -> str:
         self.report.kinds.update(victims)
         self.report.moments[moment] += len(victims)
         return f"kill {self.report.kills} ({' and '.join(victims)}, {moment})"
 
-    def _dead(self, victims: list[str], where: str, say: Say) -> None:
+    def _dead(self, victims: list[str], where: str) -> None:
         """A process of the run was killed: it ends by itself, and says why in a sentence."""
         code, said = self.target.until_ended()
         found = []
@@ -169,9 +169,9 @@ class Campaign:
         if "gateway" in victims and self.target.gateway is not None:
             self.target.restart_gateway()
         self._found(found, where)
-        self._look(where, say)
+        self._look(where)
 
-    def _look(self, where: str, say: Say) -> None:
+    def _look(self, where: str) -> None:
         """What can be judged at any time. The journals first: what they have by now, the service must hold."""
         run, seen = self.target.run, read(self.journals)
         saved = checkpoints(run)
@@ -190,7 +190,8 @@ class Campaign:
         step = max(held.timeline, default=0)
         answers = sum(len(one.answers) for one in seen.values())
         state = f"step {step}, checkpoint {newest}, {len(held.sessions)} sessions, {answers} answers read"
-        say(f"{where}: {state}{', violations' * bool(self._found(found, where))}")
+        self.say(f"{where}: {state}")
+        self._found(found, where)
 
     def _books(self, held: Held) -> tuple[str, ...]:
         """What the run's own accounting finds wrong with itself."""
@@ -198,14 +199,15 @@ class Campaign:
             return ()  # it died before it had begun
         return tuple(asyncio.run(look(self.target.run)).faults)
 
-    def _found(self, sentences: list[str], where: str) -> int:
-        """Keep what is new. Returns how many that are."""
+    def _found(self, sentences: list[str], where: str) -> None:
+        """Keep and say what is new: what was lost once stays lost, and is found again after every later kill."""
         known = {one.partition(": ")[2] for one in self.report.violations}
-        new = [one for one in dict.fromkeys(sentences) if one not in known]
-        self.report.violations += [f"seed {self.seed}, {where}: {one}" for one in new]
-        return len(new)
+        for sentence in dict.fromkeys(sentences):
+            if sentence not in known:
+                self.report.violations.append(f"seed {self.seed}, {where}: {sentence}")
+                self.say(self.report.violations[-1])
 
-    def _end(self, clients: list[subprocess.Popen[bytes]], say: Say) -> None:
+    def _end(self, clients: list[subprocess.Popen[bytes]]) -> None:
         """Clients finish, the run trains what is left, and everything is compared."""
         (self.folder / "stop").touch()
         for client in clients:
@@ -221,7 +223,7 @@ class Campaign:
         code, said = self.target.stop()
         if code != 0 or "Traceback" in said:
             self._found([f"the run ended with code {code}: {said[-3000:]}"], where)
-        self._look(where, say)
+        self._look(where)
         self._found(self._whole(seen, held, exported), where)
         left = [name for name, _ in self.target.processes()] + sorted(self.watch.published())
         self._found([f"left behind: {', '.join(left)}"] if left else [], where)
