@@ -110,7 +110,7 @@ class Campaign:
             raise TimeoutError(f"the run does not start: {self.target.until_ended()[1][-2000:]}")
         held = read_held(self.target.run)
         self._note_life(held)
-        self._found(judge.resumed(before, held, saved), f"life {self.report.lives}")
+        self._found(judge.resumed(before, held, saved, checkpoints(self.target.run)), f"life {self.report.lives}")
 
     def _start(self) -> None:
         if self.random.random() < 0.4:
@@ -172,17 +172,18 @@ class Campaign:
         self._look(where)
 
     def _look(self, where: str) -> None:
-        """What can be judged at any time. The journals first: what they have by now, the service must hold."""
-        run, seen = self.target.run, read(self.journals)
-        saved = checkpoints(run)
+        """What can be judged at any time, also of a run that goes on meanwhile: nothing is read before what it must have followed."""
+        run, seen, saved = self.target.run, read(self.journals), checkpoints(self.target.run)
+        rows = trained(run)
         held = read_held(run)
+        later = read(self.journals)
         self._note_life(held)
         newest = max(saved, default=0)
         found = [
-            *judge.clients(seen, held),
+            *judge.clients(seen, held, later),
             *judge.steps(held, GROUPS),
             *judge.kept_consumption(self.before, held, self.saved),
-            *judge.trainer(held, trained(run), saved),
+            *judge.trainer(held, rows, saved),
             *judge.accounts(held),
             *(f"areal status: {fault}" for fault in self._books(held)),
         ]

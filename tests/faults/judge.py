@@ -1,7 +1,7 @@
 """What clients saw against what the service holds: each function finds one kind of loss or doubling, a plain sentence for each case.
 
-    for sentence in clients(read(journals), held): ...          # after each kill: what was acknowledged is there, and nothing twice
-    steps(held, groups_per_step=2); kept_consumption(before, after, saved=4); resumed(before, after, saved=4)
+    for sentence in clients(seen, held, seen): ...              # after each kill: what was acknowledged is there, and nothing twice
+    steps(held, groups_per_step=2); kept_consumption(before, after, saved=4); resumed(before, after, saved=4, since=[])
     trainer(held, rows, saved); accounts(held); fates(seen, held, …); labels(held, exported, lives); tokens(seen, exported, names)
 
 Pure: no clock, no files. An empty list is a clean bill. Used by campaign.py; test_judge.py shows that each finds what it is for.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from tests.faults.evidence import Checkpoint, Held, HeldGroup, Trained
@@ -20,25 +20,27 @@ from tests.faults.journal import Seen
 SAME = 1e-6  # log-probs travel as float32 and as decimal text
 
 
-def clients(seen: Mapping[str, Seen], held: Held) -> list[str]:
-    """Everything a client got an answer for is held once, and nothing that no client asked for."""
+def clients(seen: Mapping[str, Seen], held: Held, later: Mapping[str, Seen]) -> list[str]:
+    """Everything a client got an answer for is held once, and nothing that no client asked for.
+
+    seen: the journals as they were before the store was read, so the store has at least that; later: after it, so it has at most that."""
     by_request = defaultdict(list)
     for session in held.sessions.values():
         by_request[session.request].append(session.id)
-    unknown = [f"session {ids[0]} was started by nobody" for request, ids in by_request.items() if request not in seen]
+    unknown = [f"session {ids[0]} was started by nobody" for request, ids in by_request.items() if request not in later]
     doubled = [f"{request} was started as {ids}" for request, ids in by_request.items() if request and len(ids) > 1]
-    answers = defaultdict(list)
+    answers = defaultdict(set)
     for answer in held.answers.values():
-        answers[answer.session].append(answer)
+        answers[answer.session].add(answer.id)
     found = unknown + doubled
     for one in seen.values():
         found += one.strange + [f"{one.session or one.request} was refused: {said}" for said in one.refused]
         if one.session:
-            found += _session(one, held, [answer.id for answer in answers[one.session]])
+            found += _session(one, held, answers[one.session], later[one.request])
     return found
 
 
-def _session(seen: Seen, held: Held, recorded: Sequence[str]) -> list[str]:
+def _session(seen: Seen, held: Held, recorded: Set[str], later: Seen) -> list[str]:
     session = held.sessions.get(seen.session)
     if session is None:
         return [f"session {seen.session} was started and is not in the store"]
@@ -47,10 +49,10 @@ def _session(seen: Seen, held: Held, recorded: Sequence[str]) -> list[str]:
         found.append(f"session {seen.session} was given to {seen.request} and belongs to {session.request}")
     found += [
         f"answer {name} of session {seen.session} was read to its end and is not in the store"
-        for name in seen.answers.keys() - set(recorded)
+        for name in seen.answers.keys() - recorded
     ]
-    found += [*_rewards(seen, held), *_ending(seen, session.ending)]
-    unseen, tries = len(recorded) - len(seen.answers), seen.sent - len(seen.answers)
+    found += [*_rewards(seen, held, later), *_ending(seen, session.ending, later)]
+    unseen, tries = len(recorded - later.answers.keys()), later.sent - len(later.answers)
     if unseen > tries:
         found.append(f"session {seen.session} holds {unseen} answers that nobody read, of {tries} requests without one")
     if seen.counted is not None and seen.counted != len(recorded):
@@ -58,24 +60,24 @@ def _session(seen: Seen, held: Held, recorded: Sequence[str]) -> list[str]:
     return found
 
 
-def _rewards(seen: Seen, held: Held) -> list[str]:
+def _rewards(seen: Seen, held: Held, later: Seen) -> list[str]:
     found = []
     for name, value in seen.rewards.items():
         if name not in seen.answers:
             found.append(f"the reward of session {seen.session} went to {name}, an answer that its client never got")
             continue
         answer = held.answers.get(name)
-        if answer is not None and answer.reward not in {value, *seen.tried.get(name, ())}:
+        if answer is not None and answer.reward not in {value, later.rewards[name], *later.tried.get(name, ())}:
             found.append(f"reward {value} of answer {name} (session {seen.session}) is {answer.reward} in the store")
     return found
 
 
-def _ending(seen: Seen, ending: str) -> list[str]:
+def _ending(seen: Seen, ending: str, later: Seen) -> list[str]:
     if seen.left and ending != seen.left:
         return [
             f"session {seen.session} was {seen.left}, its client was told, and in the store it is {ending or 'running'}"
         ]
-    if ending and not seen.leaving:
+    if ending and not later.leaving:
         return [f"session {seen.session} is {ending} in the store and its client never ended it"]
     return []
 
@@ -130,17 +132,20 @@ def _state(group: HeldGroup) -> str:
     return "waiting" if group.step is None else f"trained by step {group.step} of {group.incarnation}"
 
 
-def resumed(before: Held, after: Held, saved: int) -> list[str]:
-    """The run goes on from its newest complete checkpoint (0: none), and hands back exactly what later steps had consumed."""
+def resumed(before: Held, after: Held, saved: int, since: Collection[int]) -> list[str]:
+    """The run goes on from its newest complete checkpoint (0: none), and hands back exactly what later steps had consumed.
+
+    saved: the newest when the life before was seen dead; since: all that are complete now, for a process that outlived its controller
+    for a moment may have completed one more."""
     former = {version.incarnation for version in before.versions}
     own = [version for version in after.versions if version.incarnation not in former]
     if not own:
         return []  # it died before it had said so
-    found = []
-    if own[0].step != saved:
-        found.append(f"the run went on from step {own[0].step}, and its newest complete checkpoint is of step {saved}")
+    found, start = [], own[0].step
+    if start != saved and not (start > saved and start in since):
+        found.append(f"the run went on from step {start}, and its newest complete checkpoint is of step {saved}")
     for group in after.groups.values():
-        if group.step is not None and group.step > saved and group.incarnation in former:
+        if group.step is not None and group.step > start and group.incarnation in former:
             found.append(
                 f"group {group.id} ({group.task}) counts as trained by step {group.step}, which no checkpoint holds: it is skipped"
             )

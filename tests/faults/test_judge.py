@@ -104,7 +104,7 @@ def exported(answer: str) -> dict[str, Any]:
 
 def everything(run: Run) -> list[str]:
     return [
-        *judge.clients(run.seen, run.held),
+        *judge.clients(run.seen, run.held, run.seen),
         *judge.steps(run.held, 1),
         *judge.trainer(run.held, run.rows, run.saved),
         *judge.accounts(run.held),
@@ -117,7 +117,7 @@ def everything(run: Run) -> list[str]:
 def test_a_good_run_is_clean(run: Run) -> None:
     assert everything(run) == []
     assert judge.kept_consumption(run.held, run.held, saved=2) == []
-    assert judge.resumed(Held({}, {}, {}, tuple(run.versions[:3])), run.held, saved=1) == []
+    assert judge.resumed(Held({}, {}, {}, tuple(run.versions[:3])), run.held, saved=1, since=[1]) == []
 
 
 BROKEN: dict[str, Callable[[Run], Any]] = {
@@ -224,6 +224,18 @@ def test_a_reward_may_be_one_that_was_sent_and_not_acknowledged(run: Run) -> Non
     assert everything(run) == []
 
 
+def test_what_happened_between_two_looks_is_no_fault(run: Run) -> None:
+    """The store is read after the one look at the journals and before the other."""
+    earlier, later = deepcopy(run.seen), run.seen
+    earlier["r0"] = Seen("r0", task="t0", session="t0", key="key-0")
+    del earlier["r1"]
+    later["r0"].rewards["answer-0"] = 0.25
+    assert judge.clients(earlier, run.held, later) == []
+    change(run.answers, "answer-1", reward=0.75)
+    later["r1"].tried["answer-1"] = {0.75}
+    assert judge.clients(earlier, run.held, later) == []
+
+
 def test_a_group_that_was_too_old_is_no_loss(run: Run) -> None:
     change(run.groups, "g2", step=None, incarnation="", dropped="stale", dropped_at=9.0)
     newest = dict.fromkeys(run.sessions, 0)
@@ -255,10 +267,13 @@ def test_what_was_dropped_does_not_come_back(run: Run) -> None:
 
 def test_a_resume_starts_at_its_checkpoint_and_hands_back_what_that_does_not_hold(run: Run) -> None:
     before = Held({}, {}, {}, tuple(run.versions[:3]))
-    [found] = judge.resumed(before, run.held, saved=2)
+    [found] = judge.resumed(before, run.held, saved=2, since=[1, 2])
     assert found == "the run went on from step 1, and its newest complete checkpoint is of step 2"
+    [found] = judge.resumed(before, run.held, saved=0, since=[0])
+    assert found == "the run went on from step 1, and its newest complete checkpoint is of step 0"
+    assert judge.resumed(before, run.held, saved=0, since=[0, 1]) == []  # an orphan completed it meanwhile
     change(run.groups, "g2", incarnation="old")
-    [found] = judge.resumed(before, run.held, saved=1)
+    [found] = judge.resumed(before, run.held, saved=1, since=[1])
     assert found.endswith("which no checkpoint holds: it is skipped")
 
 
