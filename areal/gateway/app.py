@@ -32,7 +32,7 @@ from areal.gateway.paths import Route, dialect_of, find_route
 from areal.gateway.routing import Router, Target
 from areal.gateway.splice import Splice, WorkerRefused
 from areal.web.address import is_loopback
-from areal.web.app import bugs_as_errors
+from areal.web.app import bugs_as_errors, stops_as_errors
 from areal.web.body import ClientGone
 from areal.web.origin import check_host, check_origin
 
@@ -83,7 +83,7 @@ class GatewayApp:
         began = time.perf_counter()
         self._running.inc()
         try:
-            with bugs_as_errors(f"request {exchange.request_id}"):
+            with stops_as_errors(), bugs_as_errors(f"request {exchange.request_id}"):
                 self._check_caller(scope, exchange)
                 if route is None:
                     raise NotFound(
@@ -105,7 +105,8 @@ class GatewayApp:
             if not exchange.status:
                 await exchange.refuse(bug)
         except ArealError as error:
-            await exchange.refuse(error)
+            if not exchange.status:  # else it has been said in the stream
+                await exchange.refuse(error)
         finally:
             self._running.dec()
             self._note(exchange, began)

@@ -23,7 +23,7 @@ from areal.base.errors import ArealError, BackendError, BodyTooLarge, InternalEr
 from areal.base.types import TokenChunk
 from areal.inference import wire
 from areal.inference.backend import Backend
-from areal.web.app import bugs_as_errors
+from areal.web.app import bugs_as_errors, stops_as_errors
 from areal.web.body import disconnected
 from areal.web.sse import DONE_EVENT, PING, encode_event
 
@@ -56,7 +56,7 @@ class WireApp:
             await _lifespan(receive, send)
             return
         try:
-            with bugs_as_errors("a request"):
+            with stops_as_errors(), bugs_as_errors("a request"):
                 self._check_token(scope)
                 await self._route(scope["method"], scope["path"], receive, send)
         except InternalError as bug:
@@ -95,7 +95,7 @@ class WireApp:
         gone = asyncio.ensure_future(disconnected(receive))
         events = _Events(send)
         try:
-            with bugs_as_errors("a stream"):
+            with stops_as_errors(), bugs_as_errors("a stream"):
                 await self._stream(chunks, gone, events)
         except ArealError as error:
             if not events.started:

@@ -13,6 +13,7 @@ Here is one of the three broad `except`s, `bugs_as_errors`. Used by gateway, pro
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -28,7 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from areal.base.errors import ArealError, BadRequest, InternalError, MethodNotAllowed, NotFound
+from areal.base.errors import ArealError, BadRequest, InternalError, MethodNotAllowed, NotFound, Unavailable
 from areal.base.hosts import names_loopback
 from areal.web.body import ClientGone, receive_within
 from areal.web.error_bodies import openai_error_body
@@ -157,6 +158,19 @@ def bugs_as_errors(what: str) -> Iterator[None]:
         raise known from error
 
 
+@contextmanager
+def stops_as_errors() -> Iterator[None]:
+    """Around all of a request's work: where a stop of this process waits for it no longer, the client hears 503 and may try again.
+
+    Only the server cancels what is at the edge, after its grace; a client that leaves cancels what runs further in."""
+    try:
+        yield
+    except asyncio.CancelledError as cut:
+        raise Unavailable(
+            "the service is stopping and could not wait for this request to finish; retry in a few seconds"
+        ) from cut
+
+
 _JSON = "application/json"
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -224,7 +238,7 @@ class _Edge:
             await send(message)
 
         try:
-            with bugs_as_errors(f"request {request_id(scope)} {scope['path'][:200]}"):
+            with stops_as_errors(), bugs_as_errors(f"request {request_id(scope)} {scope['path'][:200]}"):
                 if names_loopback(scope["server"][0]):
                     check_host(scope["headers"], "this port")
                 await self._app(scope, await receive_within(scope, receive, self._max_body_bytes), send_with_id)

@@ -266,3 +266,29 @@ async def test_a_client_that_leaves_in_mid_upload_is_gone_not_a_worker_failure(p
                 break
         await asyncio.sleep(0.02)
     assert 'status="502"' not in text
+
+
+async def test_a_gateway_that_stops_says_so_to_whom_it_does_not_wait_for(run, http, caplog):
+    """503 before the answer, an event in a stream: never a 500, which no client would try again."""
+    arrived = asyncio.Event()
+
+    async def answer(call):
+        if b"stream" in call.body:
+            await call.begin_stream()
+            await call.chunk(b'data: {"a": 1}\n\n')
+        arrived.set()
+        await asyncio.sleep(600)
+
+    await run.add_worker("w0", answer)
+    async with run.gateway() as url:
+        stream = await http.post(url + CHAT, data=b'{"stream": true}', headers=run.headers())
+        assert await stream.content.readexactly(16) == b'data: {"a": 1}\n\n'
+        arrived.clear()
+        held = asyncio.create_task(http.post(url + CHAT, data=b"{}", headers=run.headers()))
+        await arrived.wait()
+    async with await held as response:
+        assert response.status == 503
+        assert response.headers["x-should-retry"] == "true"
+        assert "retry in a few seconds" in (await response.json())["error"]["message"]
+    assert b"retry in a few seconds" in await stream.content.read()
+    assert not [one for one in caplog.records if one.exc_info]

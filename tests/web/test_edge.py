@@ -119,6 +119,24 @@ async def call(url: str, path: str, data: bytes = b"{}", method: str = "POST", *
             return response.status, json.loads(await response.read()), response.headers
 
 
+async def test_what_a_stop_does_not_wait_for_is_503_and_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    app, arrived = make_app(), asyncio.Event()
+
+    async def hang(scope: Scope, receive: Receive, send: Send) -> None:
+        arrived.set()
+        await asyncio.sleep(600)
+
+    add_route(app, "/hang", hang)
+    async with running(app) as url:
+        answer = asyncio.create_task(call(url, "/hang"))
+        await arrived.wait()
+    status, body, headers = await answer
+    assert (status, body["error"]["code"]) == (503, "unavailable")
+    assert "retry in a few seconds" in body["error"]["message"]
+    assert (headers["retry-after"], headers["x-should-retry"]) == ("5", "true")
+    assert not [one for one in caplog.records if one.exc_info]
+
+
 async def test_T012_bad_requests_are_400_in_openai_shape_with_the_field() -> None:
     async with running(make_app()) as url:
         for data, param in ((b"not json", None), (b'{"a": "x"}', "a"), (b"{}", "a"), (b"", None), (b"[]", None)):
