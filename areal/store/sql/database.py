@@ -6,8 +6,8 @@
     await database.close()                                  # commits what is queued first
 
 A durable commit costs one fsync whatever it holds, so all writes of this process pass through one thread: it takes the write lock,
-then everything that queued up meanwhile (at most BATCH operations), runs each in a savepoint of its own, commits once, and
-only then answers. Waiting for the lock and for the previous fsync is what fills a batch; nothing sleeps to fill it. An operation
+then everything that queued up meanwhile (at most BATCH operations), commits once, and only then answers. If one of them raises,
+all are run again, each in a savepoint of its own. Waiting for the lock and for the previous fsync is what fills a batch; nothing sleeps to fill it. An operation
 that raises is undone alone. When the database itself fails (disk full, I/O error, locked for too long, server gone) the whole
 transaction is rolled back, every caller in it gets StoreError, and the next batch starts on a new connection, so the store works
 again as soon as the cause is gone. An operation must not touch anything but its connection: it may not run at all if its caller
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from areal.base.errors import StoreError, StoreUnready
 from areal.store.sql.engine import Connection, Engine
@@ -79,6 +79,21 @@ class _Write(Generic[T]):
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.result)  # type: ignore[arg-type]
+
+
+class _Attempt:
+    """Holds what an operation raises, so that the batch can be run again; lets through what is the database's fault."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.failed = False
+        self._engine = engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        self.failed = error is not None
+        return not isinstance(error, self._engine.errors) or self._engine.own_fault(error)
 
 
 class Database:
@@ -199,8 +214,14 @@ class Database:
         connection = self._writer_connection = self._writer_connection or self._connect()
         self.engine.begin_write(connection)
         batch += self._drain(limit=BATCH - len(batch))
-        for write in batch:
-            if not write.future.cancelled():
+        wanted = [write for write in batch if not write.future.cancelled()]
+        with _Attempt(self.engine) as attempt:  # nearly always nobody raises, and savepoints are a third of the work
+            for write in wanted:
+                write.error, write.result = None, write.operation(connection)
+        if attempt.failed:
+            connection.execute("ROLLBACK")
+            self.engine.begin_write(connection)
+            for write in wanted:
                 write.run(connection)
         return connection
 

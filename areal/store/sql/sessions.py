@@ -28,7 +28,8 @@ _NOT_THE_LAST = frozenset({"side_request", "superseded", "aborted"})
 
 _INSERT_FACTS = (
     f"INSERT INTO interactions (session_seq, {', '.join(codec.FACTS)}) "
-    f"VALUES (:session_seq, {', '.join(':' + name for name in codec.FACTS)}) RETURNING seq"
+    f"VALUES (:session_seq, {', '.join(':' + name for name in codec.FACTS)}) "
+    "ON CONFLICT (id) DO NOTHING RETURNING seq"
 )
 _INSERT_RECORDING = (
     f"INSERT INTO recordings (seq, {', '.join(codec.RECORDING)}) "
@@ -171,17 +172,21 @@ def _free_id(connection: Connection, task_id: str) -> tuple[str, int]:
 
 
 def _add(connection: Connection, session_id: str, facts: dict[str, Any], recording: dict[str, Any], now: float) -> None:
+    session = connection.execute("SELECT seq, ending FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    row = None
+    if session is not None and session["ending"] is None:
+        row = connection.execute(_INSERT_FACTS, {"session_seq": session["seq"], **facts}).fetchone()
+    if row is not None:
+        connection.execute(_INSERT_RECORDING, {"seq": row["seq"], **recording})
+        _touch(connection, session["seq"], now)
+        return
     known = connection.execute(
         "SELECT s.id FROM interactions i JOIN sessions s ON s.seq = i.session_seq WHERE i.id = ?", (facts["id"],)
     ).fetchone()
-    if known is not None:
-        if known["id"] != session_id:
-            raise Conflict(f"interaction id {facts['id']!r} belongs to session {known['id']!r}; ids are used once")
-        return
-    session = _running(connection, session_id)
-    row = connection.execute(_INSERT_FACTS, {"session_seq": session["seq"], **facts}).fetchone()
-    connection.execute(_INSERT_RECORDING, {"seq": row["seq"], **recording})
-    _touch(connection, session["seq"], now)
+    if known is None:
+        _running(connection, session_id)  # raises why not
+    elif known["id"] != session_id:
+        raise Conflict(f"interaction id {facts['id']!r} belongs to session {known['id']!r}; ids are used once")
 
 
 def _tag(connection: Connection, interaction_id: str, tag: Tag) -> None:
