@@ -48,6 +48,7 @@ from areal.rollout.evaluation import Evaluation
 from areal.rollout.history import History, Life
 from areal.rollout.queue import GroupQueue
 from areal.rollout.recovery import Start, take_up
+from areal.rollout.retention import Upholder, retention_of
 from areal.rollout.snapshots import Purpose, Schedule, Snapshots
 from areal.rollout.staleness import StalenessGate
 from areal.rollout.weights import WeightPublisher
@@ -142,6 +143,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         store_url = choose_store(folder.root, config.store.url, run_id)
         store = await stack.enter_async_context(await open_store(store_url))
         await _take_up(config, store, start, incarnation)
+        await stack.enter_async_context(Upholder(store.upkeep, retention_of(config), folder.checkpoints))
         gate = await StalenessGate.open(
             store.training, limits_of(config), incarnation=incarnation, first_step=start.step
         )

@@ -27,6 +27,7 @@ def why_not(config: RunConfig) -> list[str]:
         + _model_and_queue(config)
         + _files_that_are_not_there(config)
         + _drivers_that_are_not_there(config)
+        + _kept_in_vain(config)
         + _drivers_that_are_not_there(config)
         + cannot_learn(config)
     )
@@ -104,6 +105,15 @@ def _files_that_are_not_there(config: RunConfig) -> list[str]:
         f"{key}={path} is no file (looked in {Path.cwd()}); name {kind}"
         for key, (path, kind) in named.items()
         if path and not Path(path).is_file()
+    ]
+
+
+def _kept_in_vain(config: RunConfig) -> list[str]:
+    if config.store.keep_bytes is None or config.store.url is None:
+        return []
+    return [
+        f"store.keep_bytes={config.store.keep_bytes}: measures the file of a run, and store.url puts it into a database; set "
+        "store.keep_steps or store.keep_seconds"
     ]
 
 

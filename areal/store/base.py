@@ -285,6 +285,26 @@ class Reading(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what was said in a session is kept once nothing can train it any more; None: no bound. steps: after the step that
+    trained it. seconds: after its end. used_bytes: of the whole store, the oldest go first."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    used_bytes: int | None = None
+
+
+class Upkeep(Protocol):
+    """What keeps a store small; the controller's alone."""
+
+    async def forget(self, keep: Retention, safe_step: int) -> int:
+        """Delete the content of trained, dropped and evaluation sessions that is not to be kept any longer, and give its room back to
+        the disk. safe_step: what a resume goes back to at worst; what later steps trained may be trained again, and stays. Facts,
+        accounts and sums stay. A short transaction per some sessions. Returns how many sessions it was."""
+        ...
+
+
 class Store(Protocol):
     """An open store. `async with` closes it; queued writes are committed first."""
 
@@ -292,6 +312,7 @@ class Store(Protocol):
     training: TrainingStore
     registry: Registry
     reading: Reading
+    upkeep: Upkeep
 
     async def __aenter__(self) -> Self: ...
 

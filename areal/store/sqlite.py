@@ -24,6 +24,8 @@ from areal.store.sql.engine import Connection
 
 APPLICATION_ID = 0x41524C53  # "ARLS": marks the file as a store of areal
 RETRY_S = 0.001  # between two looks at the write lock
+INCREMENTAL = 2  # what PRAGMA auto_vacuum answers for it
+COMPACTED_PAGES = 2000  # 8 MB, in one transaction
 RESERVE_BYTES = 64 * 2**20
 WAL_BYTES = 64 * 2**20  # what the log file is cut back to after a checkpoint
 
@@ -57,6 +59,9 @@ class SqliteEngine:
             self.layout(connection)  # another program's file is left as it is
             if self.read_only:
                 return connection
+            connection.execute(
+                "PRAGMA auto_vacuum = INCREMENTAL"
+            )  # of a new file; an old one reuses room without shrinking
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
@@ -124,6 +129,19 @@ class SqliteEngine:
                 f"the disk of the store {self.path} is nearly full ({free // 2**20} MiB free): no session starts below "
                 f"{self._reserve_bytes // 2**20} MiB, so that those that run can be recorded; free space, and it works again by itself"
             )
+
+    def used_bytes(self, connection: Connection) -> int:
+        pages, free, size = (
+            int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+
+    def compact(self, connection: Connection) -> bool:
+        if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
+            return False
+        connection.execute(f"PRAGMA incremental_vacuum({COMPACTED_PAGES})").fetchall()
+        return bool(connection.execute("PRAGMA freelist_count").fetchone()[0])
 
     def scrub(self) -> None:
         """Move everything into the file and cut the log to nothing, so that what was deleted is in neither. Readers at work may

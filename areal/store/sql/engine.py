@@ -103,6 +103,15 @@ class Engine(Protocol):
         """Raises StoreUnready where so little room is left that no session should begin."""
         ...
 
+    def used_bytes(self, connection: Connection) -> int:
+        """What the records take on the disk, deleted ones not counted."""
+        ...
+
+    def compact(self, connection: Connection) -> bool:
+        """Inside a write transaction: give room that deleted records took back to the disk, a bounded part of it. Returns whether
+        there is more."""
+        ...
+
     def scrub(self) -> None:
         """What was deleted should not be readable any more where the database keeps its rows. Best effort, may block."""
         ...
