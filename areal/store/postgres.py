@@ -143,9 +143,6 @@ class PostgresEngine:
         """With what VACUUM has not taken up yet."""
         return int(connection.execute("SELECT pg_total_relation_size('recordings')").fetchone()[0])
 
-    def compact(self, connection: Connection) -> bool:
-        return False  # the server's autovacuum lets later records use the room
-
     def scrub(self) -> None:
         """VACUUM, after which the server may write over what was deleted; its log and backups keep it for as long as they
         are kept."""

@@ -137,17 +137,15 @@ class SqliteEngine:
         )
         return (pages - free) * size
 
-    def compact(self, connection: Connection) -> bool:
-        if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
-            return False
-        connection.execute(f"PRAGMA incremental_vacuum({COMPACTED_PAGES})").fetchall()
-        return bool(connection.execute("PRAGMA freelist_count").fetchone()[0])
-
     def scrub(self) -> None:
-        """Move everything into the file and cut the log to nothing, so that what was deleted is in neither. Readers at work may
-        keep it from happening now; it happens with a later call, or when the last process closes the store."""
+        """Take freed pages off the file's end, a short transaction for some of them; then move everything into the file and cut the
+        log to nothing, so that what was deleted is in neither. Readers at work may keep it from happening now; it happens with a
+        later call, or when the last process closes the store."""
         connection = self.connect()
         try:
+            shrinks = connection.execute("PRAGMA auto_vacuum").fetchone()[0] == INCREMENTAL
+            while shrinks and connection.execute("PRAGMA freelist_count").fetchone()[0]:
+                connection.execute(f"PRAGMA incremental_vacuum({COMPACTED_PAGES})").fetchall()
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             connection.close()

@@ -107,11 +107,7 @@ class Engine(Protocol):
         """What the records take on the disk, deleted ones not counted."""
         ...
 
-    def compact(self, connection: Connection) -> bool:
-        """Inside a write transaction: give room that deleted records took back to the disk, a bounded part of it. Returns whether
-        there is more."""
-        ...
-
     def scrub(self) -> None:
-        """What was deleted should not be readable any more where the database keeps its rows. Best effort, may block."""
+        """After a deletion: its room goes back to the disk, and nobody can read it any more where the database keeps its rows. Best
+        effort, may block."""
         ...

@@ -38,8 +38,6 @@ class SqlUpkeep:
         while count := await self._database.write(lambda connection: self._some(connection, keep, safe_step)):
             total += count
         if total:
-            while await self._database.write(self._database.engine.compact):
-                pass
             await self._database.scrub()
         return total
 
