@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -42,7 +42,7 @@ from areal.rollout import metrics as _declared  # noqa: F401  declares the names
 from areal.rollout.advisor import SpeedAdvisor
 from areal.rollout.batch import Recipe
 from areal.rollout.batcher import Batcher
-from areal.rollout.datasets import endless, read_tasks
+from areal.rollout.datasets import comes_from, endless, read_tasks
 from areal.rollout.dispatcher import Dispatcher
 from areal.rollout.evaluation import Evaluation
 from areal.rollout.history import History, Life
@@ -53,7 +53,7 @@ from areal.rollout.snapshots import Purpose, Schedule, Snapshots
 from areal.rollout.staleness import StalenessGate
 from areal.rollout.weights import WeightPublisher
 from areal.store import open_store
-from areal.store.base import Store
+from areal.store.base import Given, Store
 from areal.store.location import choose_store
 from areal.tools.progress import Progress
 from areal.web.client import JsonClient
@@ -142,7 +142,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
         store_url = choose_store(folder.root, config.store.url, run_id)
         store = await stack.enter_async_context(await open_store(store_url))
-        await _take_up(config, store, start, incarnation)
+        given = await _take_up(config, store, start, incarnation)
         await stack.enter_async_context(Upholder(store.upkeep, retention_of(config), folder.checkpoints))
         gate = await StalenessGate.open(
             store.training, limits_of(config), incarnation=incarnation, first_step=start.step
@@ -155,7 +155,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             await nets.restore(str(start.found.path))
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
-        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, start.step))
+        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, given))
         yield Run(
             config=config,
             folder=folder,
@@ -187,14 +187,18 @@ def _history(launch: Launch, start: Start, incarnation: str) -> History:
     return History.open(launch.folder.steps, life)
 
 
-async def _take_up(config: RunConfig, store: Store, start: Start, incarnation: str) -> None:
-    """What an earlier life of this run left in the store: steps that are lost are trained again, agents that died with it end."""
+async def _take_up(config: RunConfig, store: Store, start: Start, incarnation: str) -> dict[str, Given]:
+    """What an earlier life of this run left in the store: steps that are lost are trained again, agents that died with it end. Returns
+    the tasks that were given out."""
+    given: dict[str, Given] = {}
     freed = await store.training.release_after(start.step, incarnation)
     if config.rollout.agent.mode == "inline":
+        path = config.train_dataset.path
+        given = await store.training.interrupt(comes_from(read_tasks(path) if path else []))
         await store.sessions.expire(time.time(), [])
-        await store.training.close_open_groups()
     if start.found:
         announce("RLTrainer", f"resumed from {start.found.path}: step {start.step}, {freed} groups to be trained again")
+    return given
 
 
 async def _learner(
@@ -292,12 +296,11 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
 
 
 def _dispatcher(
-    config: RunConfig, workers: list[JsonClient], gate: StalenessGate, store: Store, first_step: int
+    config: RunConfig, workers: list[JsonClient], gate: StalenessGate, store: Store, given: Mapping[str, Given]
 ) -> Dispatcher:
     tasks, dataset = None, config.train_dataset
     if config.rollout.agent.mode == "inline" and dataset.path:
-        own, taken = read_tasks(dataset.path), first_step * dataset.batch_size
-        tasks = endless(own, seed=config.seed, shuffle=dataset.shuffle, skip=taken)
+        tasks = endless(read_tasks(dataset.path), seed=config.seed, shuffle=dataset.shuffle, given=given)
     return Dispatcher(workers, gate, store.training, n_samples=config.gconfig.n_samples, tasks=tasks)
 
 

@@ -4,7 +4,8 @@
     {"task_id", "task", "purpose", "request_id"} -> {"session_id", "reward", "error"}
 
 The answer comes when the agent is done. Its session is ended before: `ended` with its reward, or `reward_failed` if the agent
-raised, which is counted and never trained (settled 9). The caller going away cancels the agent the same way. Opened by
+raised, which is counted and never trained (settled 9). The caller going away cancels the agent; the session of a training task is left
+as it is then, for the run to take up (TrainingStore.interrupt): its controller is gone, and no agent has failed. Opened by
 the run's token only. Used by worker.py; called by dispatcher.py.
 """
 
@@ -91,9 +92,12 @@ class AgentRuns:
             for interaction_id, value in rewards.items():
                 await self._sessions.reward(opened, value, interaction_id)
             reward, ending = sum(rewards.values()), "ended"
+        except asyncio.CancelledError:
+            if request.purpose == "eval":
+                await self._sessions.end(opened, ending)
+            raise
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
             _log.warning("the agent failed on task %r: %s", request.task_id, error)
-        finally:
-            await self._sessions.end(opened, ending)
+        await self._sessions.end(opened, ending)
         return {"session_id": session.id, "reward": reward, "error": error}

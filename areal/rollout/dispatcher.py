@@ -74,8 +74,11 @@ class Dispatcher:
         await self.stop()
 
     async def stop(self) -> None:
-        """Cancel what runs and start nothing more; a cancelled agent's session ends as reward_failed."""
+        """Cancel what runs and start nothing more; what is cut off is interrupted, and given out again where the run goes on."""
         self.stop_feeding()
+        if self._tasks is not None:
+            with suppress(ArealError):  # the next life of the run says it too; here it would hide why this one ends
+                await self._training.interrupt()
         running = [task for task in (self._feeder, *self._runs) if task is not None]
         for task in running:
             task.cancel()
@@ -124,7 +127,8 @@ class Dispatcher:
         self._gate.opened.set()
 
     async def _group(self, task: Task) -> None:
-        outcomes = await asyncio.gather(*(self._run(task, sample) for sample in range(self._n_samples)))
+        samples = task.samples or self._n_samples
+        outcomes = await asyncio.gather(*(self._run(task, sample) for sample in range(samples)))
         for outcome in outcomes:
             if outcome.error:
                 self._failed_in_a_row.append(outcome.error)

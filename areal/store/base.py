@@ -13,7 +13,7 @@ Everything that returns has been committed with fsync. Counters are derived from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -65,6 +65,14 @@ class Loss:
     groups: int
     sessions: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """How often a task was given out. groups: of this task. missing: sessions that those which run still lack."""
+
+    groups: int
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +219,13 @@ class TrainingStore(Protocol):
         had taken. Their sessions whose content was deleted count as excluded. Returns how many were consumed."""
         ...
 
-    async def close_open_groups(self) -> None:
-        """Nobody comes any more to fill the groups that run (the agents died with the process before): their time is up now,
-        they go on with the sessions that ended well, or are dropped. Groups with live sessions may still wait for these."""
+    async def interrupt(self, comes_again: Callable[[str], bool] = ...) -> dict[str, Given]:
+        """The agents that this run started end with its processes: their sessions in running groups end (dropped as interrupted), their
+        places are free again and the groups' time begins anew. A session that takes such a place has the attempt of the one before, so
+        the same weights sample the same tokens. comes_again: whether somebody will fill the groups of this task; where not, their time is
+        up, and they go on with the sessions that ended well, or are dropped. Repeating it changes nothing more.
+
+        Returns the tasks that were given out, whatever became of them: the place in the data that a run goes on from."""
         ...
 
     async def occupancy(self) -> tuple[tuple[OpenGroup, ...], int]:
@@ -256,7 +268,8 @@ class Reading(Protocol):
         ...
 
     async def dropped_sessions(self) -> dict[str, int]:
-        """Sessions by the reason they are never trained for (empty, expired, reward_failed, excluded, late)."""
+        """Sessions by the reason they are never trained for (empty, expired, reward_failed, excluded, late,
+        interrupted)."""
         ...
 
     async def masked_tokens(self) -> dict[str, int]:

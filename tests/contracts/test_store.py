@@ -14,6 +14,7 @@ from areal.base.errors import (
     BadRequest,
     ConfigError,
     Conflict,
+    InvalidKey,
     NoCapacity,
     NotFound,
     Unavailable,
@@ -24,6 +25,7 @@ from areal.base.types import (
     WorkerInfo,
 )
 from areal.store import open_store
+from areal.store.base import Given
 
 # -- begin -----------------------------------------------------------------------------------------
 
@@ -256,20 +258,51 @@ async def occupancy(house: Any) -> tuple[int, int]:
     return len(running), accepted
 
 
-async def test_open_groups_that_nobody_fills_are_closed_and_give_their_slots_back(house: Any) -> None:
+async def test_places_of_interrupted_sessions_are_filled_again_under_their_attempts(house: Any) -> None:
+    await house.training.set_limits(replace(house.limits, n_samples=3, group_timeout_s=60))
+    for _ in range(3):
+        await house.play("t")  # attempts 0 to 2, a group that is complete
+    await house.play("t")
+    cut = [await house.begin("t"), await house.begin("t")]
+    await house.sessions.add(house.interaction(cut[0].id))
+    alone = await house.begin("alone")
+    assert await occupancy(house) == (2, 1)
+    house.clock.now += 59
+    for _ in range(2):  # the run says so when it stops, and again when it is taken up
+        assert await house.training.interrupt() == {"t": Given(2, 2), "alone": Given(1, 3)}
+    house.clock.now += 59  # the groups' time began anew
+    assert await occupancy(house) == (2, 1)
+    assert await house.store.reading.dropped_sessions() == {"interrupted": 3}
+    with pytest.raises(InvalidKey):
+        await house.sessions.add(house.interaction(cut[1].id))
+    assert (await house.sessions.end(cut[0].id, "ended")).ending == "expired"
+    again = [await house.begin("t") for _ in range(2)]
+    assert (
+        [(one.sample, one.attempt) for one in again] == [(one.sample, one.attempt) for one in cut] == [(1, 4), (2, 5)]
+    )
+    assert again[0].group_id == cut[0].group_id
+    for one in again:
+        await house.sessions.add(house.interaction(one.id))
+        await house.sessions.end(one.id, "ended")
+    assert [(task, len(sessions)) for task, sessions in await house.ready()] == [("t", 3), ("t", 3)]
+    assert ((await house.begin("t")).attempt, (await house.begin("alone")).attempt) == (6, alone.attempt)
+    assert (await house.training.counts()).dropped == {}
+    assert await house.training.interrupt() == {"t": Given(3, 3), "alone": Given(1, 3)}
+
+
+async def test_groups_that_nobody_fills_any_more_are_closed_and_give_their_slots_back(house: Any) -> None:
     await house.training.set_limits(replace(house.limits, n_samples=3))
     for _ in range(2):
         await house.play("enough")
     await house.play("too few")
     for _ in range(3):
         await house.play("full")
-    living = await house.begin("living")
+    await house.begin("goes on")
     assert await occupancy(house) == (3, 1)
-    await house.training.close_open_groups()
+    await house.training.interrupt(lambda task_id: task_id == "goes on")
     assert [task for task, _ in await house.ready()] == ["enough", "full"]
     assert (await house.training.counts()).dropped == {"too_few_survivors": 1}
-    await house.sessions.end(living.id, "ended")
-    assert await occupancy(house) == (0, 2)
+    assert await occupancy(house) == (1, 2)
     again = await house.begin("enough")
     assert (await house.sessions.get(again.id)).sample == 0, "a closed group takes no new session"
 

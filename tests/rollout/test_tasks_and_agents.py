@@ -11,7 +11,8 @@ from areal.base.errors import BadRequest, ConfigError
 from areal.config.load import resolve
 from areal.rollout.agent_runs import AgentRuns
 from areal.rollout.agents import load_agent, rewards_of
-from areal.rollout.datasets import Task, endless, read_tasks
+from areal.rollout.datasets import Task, comes_from, endless, read_tasks
+from areal.store.base import Given
 
 
 def write(tmp_path, text: str) -> str:
@@ -43,10 +44,30 @@ def test_T080_a_resume_at_or_around_the_end_of_an_epoch_goes_on_with_the_rest(st
     """6 tasks, 2 per step, 2 epochs: stopped after so many steps (3 = exactly at the end of the first) and taken up again."""
     tasks, batch, steps = [Task(f"task-{n}", {}) for n in range(6)], 2, 6
     before = list(islice(endless(tasks, seed=1, shuffle=True), stopped * batch))
-    after = list(islice(endless(tasks, seed=1, shuffle=True, skip=stopped * batch), (steps - stopped) * batch))
+    after = list(islice(endless(tasks, seed=1, shuffle=True, given=given(before)), (steps - stopped) * batch))
     taken = Counter(task.id.partition("@")[0] for task in before + after)
     assert taken == {task.id: 2 for task in tasks}
     assert before + after == list(islice(endless(tasks, seed=1, shuffle=True), steps * batch))
+
+
+def given(before: list[Task]) -> dict[str, Given]:
+    """What the store says of tasks that were given out and are done with."""
+    return {task_id: Given(number) for task_id, number in Counter(task.id for task in before).items()}
+
+
+def test_what_was_interrupted_comes_first_with_what_it_lacks_and_nothing_comes_twice() -> None:
+    """Also where what was given out is no beginning of the order: a group was dropped and another taken, or the file has grown."""
+    tasks = [Task(f"t{n}", {}) for n in range(4)]
+    left = {"t0": Given(1), "t2": Given(1, missing=3), "t1@1": Given(1, missing=1), "t9": Given(1, missing=2)}
+    found = [(task.id, task.samples) for task in islice(endless(tasks, seed=1, shuffle=False, given=left), 8)]
+    assert found == [
+        ("t1", None), ("t2", 3), ("t3", None), ("t0@1", None), ("t1@1", 1), ("t2@1", None), ("t3@1", None), ("t0@2", None),
+    ]  # fmt: skip
+    twice = [Task("a", {"x": 1}), Task("a", {"x": 2}), Task("b", {})]
+    once = islice(endless(twice, seed=1, shuffle=False, given={"a": Given(1)}), 2)
+    assert [(task.id, task.data) for task in once] == [("a", {"x": 2}), ("b", {})]
+    comes = comes_from(tasks)
+    assert [comes(task_id) for task_id in ("t0", "t1@17", "t9", "t9@1", "t1@1@2")] == [True, True, False, False, False]
 
 
 def test_epochs_hold_every_task_once_in_an_order_of_their_own_that_repeats(tmp_path) -> None:
@@ -58,7 +79,7 @@ def test_epochs_hold_every_task_once_in_an_order_of_their_own_that_repeats(tmp_p
     assert epochs[0] != epochs[1]
     assert len({task.id for task in first}) == 60
     for skip in (7, 20, 53):
-        resumed = islice(endless(tasks, seed=3, shuffle=True, skip=skip), 60 - skip)
+        resumed = islice(endless(tasks, seed=3, shuffle=True, given=given(first[:skip])), 60 - skip)
         assert [task.id for task in resumed] == [task.id for task in first[skip:]]
     straight = [task.id for task in islice(endless(tasks, seed=3, shuffle=False), 20)]
     assert straight == [task.id for task in tasks]

@@ -11,26 +11,30 @@ is dropped. Plain functions on a connection that holds the write lock; sessions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from areal.base.errors import NoCapacity, Unavailable
 from areal.base.types import Limits, Purpose
 from areal.store.admission import survivors_needed, tightest
+from areal.store.base import Given
 from areal.store.codec import from_json
-from areal.store.sql.engine import Connection
+from areal.store.sql.engine import Connection, Row
 
 RUNNING = "accepted_at IS NULL AND dropped_at IS NULL"
 WAITING = "accepted_at IS NOT NULL AND consumed_step IS NULL AND dropped_at IS NULL"
 TOO_FEW = "too_few_survivors"
+INTERRUPTED = "interrupted"  # a session whose agent ended with the run's processes: its place is free again
 MEMBERS = "session_seq IN (SELECT seq FROM sessions WHERE group_seq = ?)"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a new session stands: its group's row number and its sample within it."""
+    """Where a new session stands: its group's row number, its sample within it, its place among the tries of its task."""
 
     group_seq: int
     sample: int
+    attempt: int
 
 
 def read_limits(connection: Connection) -> Limits | None:
@@ -65,9 +69,10 @@ def join(connection: Connection, task_id: str, limits: Limits, now: float) -> Pl
         (task_id, now),
     ).fetchone()
     if newest is not None:
-        begun = _begun(connection, newest["seq"])
-        if begun < newest["n_samples"]:
-            return Place(newest["seq"], begun)
+        taken = {row["sample"] for row in _members(connection, newest["seq"])}
+        free = next((sample for sample in range(newest["n_samples"]) if sample not in taken), None)
+        if free is not None:
+            return Place(newest["seq"], free, _attempt(connection, task_id, newest["seq"], free))
     bound = tightest(limits, *occupancy(connection))
     if bound.free <= 0:
         raise NoCapacity(bound.used, bound.limit)
@@ -75,18 +80,25 @@ def join(connection: Connection, task_id: str, limits: Limits, now: float) -> Pl
         "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline) VALUES (?, ?, ?, ?) RETURNING seq",
         (task_id, limits.n_samples, now, now + limits.group_timeout_s),
     )
-    return Place(opened.fetchone()["seq"], 0)
+    seq = opened.fetchone()["seq"]
+    return Place(seq, 0, _attempt(connection, task_id, seq, 0))
 
 
-def next_attempt(connection: Connection, task_id: str) -> int:
+def _attempt(connection: Connection, task_id: str, group_seq: int, sample: int) -> int:
     """How many tries of this task came before: a client that trains on one task id again and again must not be sampled the
-    same tokens each time, and a try that comes again in the place of a dropped one (a resume) must be."""
-    newest = connection.execute(
-        "SELECT s.attempt FROM sessions s JOIN task_groups g ON g.seq = s.group_seq "
-        "WHERE s.task_id = ? AND g.dropped_at IS NULL ORDER BY s.suffix DESC LIMIT 1",
-        (task_id,),
+    same tokens each time, and a try that comes again in the place of a dropped or an interrupted one (a resume) must be."""
+    before = connection.execute(
+        f"SELECT attempt FROM sessions WHERE group_seq = ? AND sample = ? AND drop_reason = '{INTERRUPTED}' LIMIT 1",
+        (group_seq, sample),
     ).fetchone()
-    return 0 if newest is None else int(newest["attempt"]) + 1
+    if before is not None:
+        return int(before["attempt"])
+    last = connection.execute(
+        "SELECT max(s.attempt) FROM sessions s JOIN task_groups g ON g.seq = s.group_seq "
+        "WHERE s.task_id = ? AND g.dropped_at IS NULL",
+        (task_id,),
+    ).fetchone()[0]
+    return 0 if last is None else int(last) + 1
 
 
 def settle(connection: Connection, group_seq: int, now: float) -> None:
@@ -103,7 +115,7 @@ def settle(connection: Connection, group_seq: int, now: float) -> None:
     ).fetchone()
     enough = kept >= survivors_needed(group["n_samples"])
     overdue = group["deadline"] <= now
-    filled = _begun(connection, group_seq) >= group["n_samples"]
+    filled = len(_members(connection, group_seq)) >= group["n_samples"]
     if live and not (overdue and enough):
         return
     if not filled and not overdue:
@@ -149,8 +161,38 @@ def drop(connection: Connection, group_seq: int, reason: str, now: float) -> Non
     connection.execute("UPDATE task_groups SET dropped_at = ?, drop_reason = ? WHERE seq = ?", (now, reason, group_seq))
 
 
-def _begun(connection: Connection, group_seq: int) -> int:
-    return int(connection.execute("SELECT count(*) FROM sessions WHERE group_seq = ?", (group_seq,)).fetchone()[0])
+def interrupt(connection: Connection, comes_again: Callable[[str], bool], now: float) -> dict[str, Given]:
+    """See TrainingStore.interrupt."""
+    connection.execute(
+        f"UPDATE sessions SET ending = 'expired', ended_at = ?, drop_reason = '{INTERRUPTED}' WHERE ending IS NULL "
+        f"AND group_seq IN (SELECT seq FROM task_groups WHERE {RUNNING})",
+        (now,),
+    )
+    limits = read_limits(connection)
+    rows = connection.execute(f"SELECT seq, task_id, deadline FROM task_groups WHERE {RUNNING}").fetchall()
+    connection.executemany(
+        "UPDATE task_groups SET deadline = ? WHERE seq = ?",
+        [(now + limits.group_timeout_s if comes_again(row["task_id"]) and limits else now, row["seq"]) for row in rows],
+    )
+    settle_overdue(connection, now)
+    return _given(connection)
+
+
+def _given(connection: Connection) -> dict[str, Given]:
+    rows = connection.execute(
+        f"SELECT g.task_id, count(*) AS number, coalesce(sum(g.n_samples - (SELECT count(*) FROM sessions s WHERE "
+        f"s.group_seq = g.seq AND coalesce(s.drop_reason, '') <> '{INTERRUPTED}')) FILTER (WHERE {RUNNING}), 0) AS missing "
+        "FROM task_groups g GROUP BY g.task_id"
+    )
+    return {row["task_id"]: Given(int(row["number"]), int(row["missing"])) for row in rows.fetchall()}
+
+
+def _members(connection: Connection, group_seq: int) -> list[Row]:
+    """Its sessions, but for those that were interrupted."""
+    return connection.execute(
+        f"SELECT sample FROM sessions WHERE group_seq = ? AND coalesce(drop_reason, '') <> '{INTERRUPTED}'",
+        (group_seq,),
+    ).fetchall()
 
 
 def _why_too_few(connection: Connection, group_seq: int) -> str:

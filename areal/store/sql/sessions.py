@@ -154,7 +154,7 @@ def _begin(connection: Connection, request: SessionRequest, now: float) -> Sessi
             request.request_id,
             now,
             now,
-            groups.next_attempt(connection, request.task_id) if place else 0,
+            place.attempt if place else 0,
         ),
     )
     return _must_get(connection, session_id)

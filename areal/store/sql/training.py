@@ -17,7 +17,7 @@ from areal.base.types import Counts, Limits, Session, Share, Version
 from areal.store import codec
 from areal.store.admission import check_limits
 from areal.store.balance import check_shares
-from areal.store.base import EndedGroup, OpenGroup
+from areal.store.base import EndedGroup, Given, OpenGroup
 from areal.store.sql import counts, exclusion, groups
 from areal.store.sql.database import Database, Operation
 from areal.store.sql.engine import Connection, Row
@@ -77,8 +77,8 @@ class SqlTraining:
     async def release_after(self, step: int, incarnation: str) -> int:
         return await self._write(lambda connection: _release_after(connection, step, incarnation, self._clock()))
 
-    async def close_open_groups(self) -> None:
-        await self._write(lambda connection: _close_open_groups(connection, self._clock()))
+    async def interrupt(self, comes_again: Callable[[str], bool] = lambda task_id: True) -> dict[str, Given]:
+        return await self._write(lambda connection: groups.interrupt(connection, comes_again, self._clock()))
 
     async def occupancy(self) -> tuple[tuple[OpenGroup, ...], int]:
         return await self._database.read(_occupancy)
@@ -213,11 +213,6 @@ def _release_after(connection: Connection, step: int, incarnation: str, now: flo
     )
     exclusion.forget_again(connection, handed_back, now)
     return released.rowcount
-
-
-def _close_open_groups(connection: Connection, now: float) -> None:
-    connection.execute(f"UPDATE task_groups SET deadline = ? WHERE {groups.RUNNING} AND deadline > ?", (now, now))
-    groups.settle_overdue(connection, now)
 
 
 def _version(connection: Connection, label: int) -> Version | None:
