@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from areal.algorithms.logprobs import token_logprobs
 from areal.base.errors import ConfigError
 from areal.engine.batch import PackedBatch, QueryBlock
+from areal.models.hf_weights import refuse_untied
 
 ATTENTION = "areal_forest"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -123,15 +124,20 @@ def _check_names(model: Any, folder: Path) -> None:
     gaps loads with a mere warning), none renamed or fused on the way in, since weights go out under the names in memory."""
     from safetensors import safe_open
 
-    on_disk: set[str] = set()
+    on_disk: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            on_disk |= set(opened.keys())
+            on_disk |= dict.fromkeys(opened.keys(), file)
+    if model.config.get_text_config().tie_word_embeddings:
+        ends = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+        named = model.named_parameters(remove_duplicate=False)
+        there = {name: on_disk[name] for name, p in named if name in on_disk and any(p is end for end in ends)}
+        refuse_untied(folder, there)
     aliases: dict[int, list[str]] = {}
     for name, tensor in model.state_dict().items():
         aliases.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), []).append(name)
     for names in aliases.values():
-        if not on_disk & set(names):
+        if not on_disk.keys() & set(names):
             raise ConfigError(
                 f"{folder} has no weight {names[0]!r}, which {type(model).__name__} trains: the checkpoint is incomplete, or of "
                 "a family whose weights are renamed while loading (fused experts), which this engine cannot publish yet"

@@ -4,7 +4,8 @@
     check_tensors(tensors, config.parameter_shapes(), finite=True)   # the same check for weights that come over the wire
 
 One file (`model.safetensors`) or several under `model.safetensors.index.json`. A name in the index is a plain file name
-inside the folder: anything else is refused unread (T111). Tied heads appear once: a redundant lm_head.weight is dropped.
+inside the folder: anything else is refused unread (T111). Tied heads appear once: a redundant lm_head.weight is dropped, one
+that differs is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from areal.base.errors import ConfigError, ShapeError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+TIED = ("model.embed_tokens.weight", "lm_head.weight")
+
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
@@ -28,19 +31,38 @@ _SINGLE = "model.safetensors"
 def load_tensors(folder: Path, shapes: Shapes) -> dict[str, Tensor]:
     """Every parameter of `shapes` from the folder, in the files' own dtype. Raises ConfigError naming the file."""
     tensors: dict[str, Tensor] = {}
+    ends: dict[str, Path] = {}
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (no mapping)
+                    if name in TIED:
+                        ends[name] = path
                     if name in shapes:
                         tensors[name] = file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read: {error}; download or convert the model again") from error
+    if "lm_head.weight" not in shapes and len(ends) == len(TIED):
+        refuse_untied(folder, ends)
     try:
         check_tensors(tensors, shapes)
     except ShapeError as error:
         raise ConfigError(f"{folder}: {error}; its config.json and weights do not belong together") from error
     return tensors
+
+
+def refuse_untied(folder: Path, files: Mapping[str, Path]) -> None:
+    """Raises ConfigError unless the tensors of these names, which config.json ties to one, are equal: loading would keep one of them
+    and lose what the other had learned (T082). files: where each stands."""
+    found = []
+    for name, path in files.items():
+        with safe_open(path, framework="pt") as file:
+            found.append(file.get_tensor(name))
+    if not all(torch.equal(found[0], other) for other in found[1:]):
+        raise ConfigError(
+            f"{folder}: {' and '.join(sorted(files))} differ, but config.json ties them to one (tie_word_embeddings), so a part of the model "
+            "would be lost; set tie_word_embeddings to false in its config.json, or save the model again"
+        )
 
 
 def weight_files(folder: Path) -> list[Path]:

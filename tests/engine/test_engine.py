@@ -13,6 +13,7 @@ from areal.algorithms import ALGORITHMS
 from areal.base.errors import ConfigError, TrainingError
 from areal.engine.commands import Row
 from areal.engine.engine import TrainEngine
+from areal.engine.optimizer import Optimizer
 from areal.engine.rows import RowArrays, decode_row
 
 MakeEngine = Callable[..., TrainEngine]
@@ -322,3 +323,24 @@ def test_an_unknown_algorithm_lists_the_known(make_engine: MakeEngine) -> None:
 def test_a_folder_without_a_model_is_a_sentence(make_engine: MakeEngine, tmp_path: object) -> None:
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         make_engine(model_dir=str(tmp_path))
+
+
+def test_T086_the_norm_is_that_of_all_parameters_however_they_are_handed_over_and_the_clipped_one_is_the_bound(
+    make_engine: MakeEngine, group_rows: GroupRows
+) -> None:
+    """A generator of parameters is used up by whoever looks first: here twice, for masters and for clipping."""
+    engine = make_engine(optimizer={"lr": 1e-3, "gradient_clipping": 0.1})
+    named = dict(engine.policy.named_parameters())
+    optimizer = Optimizer((pair for pair in named.items()), engine.settings.optimizer, total_steps=10)
+    gradients = {
+        name: torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name))) for name, p in named.items()
+    }
+    for name, p in named.items():
+        p.grad = gradients[name].clone()
+    norm = torch.sqrt(sum(((g.double() ** 2).sum() for g in gradients.values()), torch.zeros(())))
+    handed: list[torch.Tensor] = []
+    optimizer._adamw.register_step_pre_hook(lambda *_: handed.extend(p.grad.clone() for p in named.values()))
+    applied = optimizer.step(0)
+    assert applied is not None
+    assert applied.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    assert torch.nn.utils.get_total_norm(handed).item() == pytest.approx(0.1, rel=1e-4)

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,14 @@ import torch
 
 from areal.base.errors import CheckpointError, Forbidden, ProcessDied, ShapeError, TrainingError
 from areal.engine import commands
+from areal.engine.checkpoint_files import read_mark
 from areal.engine.client import EngineClient
 from areal.engine.commands import Hello, Row
 from areal.engine.engine import TrainEngine
 from areal.engine.frames import read_frame, write_frame
 from areal.engine.settings import EngineSettings
-from areal.weights import sink
+from areal.engine.worker import RankServer
+from areal.weights import sink, source
 from areal.weights.shared_memory import FOLDER, run_prefix
 
 TOKEN = "run-token-of-the-test"
@@ -208,3 +212,58 @@ async def test_sigterm_ends_it_with_zero_also_in_mid_step(
         assert not list(FOLDER.glob(published))
         with pytest.raises(ProcessDied, match="is gone"):
             await step
+
+
+async def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it(
+    make_settings: Callable[..., EngineSettings], group_rows: GroupRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk answers nothing until three more steps are trained; one checkpoint is written at a time; the end waits for it."""
+    disk, asked = threading.Event(), threading.Event()
+    sync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        asked.set()
+        assert disk.wait(60)
+        sync(descriptor)
+
+    engine = TrainEngine.load(make_settings())
+    engine.train_step(group_rows(), 0, 0)
+    engine.save(str(tmp_path / "then"), 1, full=True)
+    thread = ThreadPoolExecutor(1)
+    rank = RankServer(engine, source("disk", tmp_path), thread, TOKEN)
+    server = await asyncio.start_server(rank.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, EngineClient(f"tcp://127.0.0.1:{port}", TOKEN) as client:
+        monkeypatch.setattr(os, "fsync", slow)
+        written = await client.begin_save(str(tmp_path / "step-000001"), 1, full=True, about={"kept_for": ["recover"]})
+        for step in range(1, 4):
+            await client.train_step(group_rows(seed=step), step, step)
+        await asyncio.to_thread(asked.wait, 60)
+        assert not written.done()
+        assert not (tmp_path / "step-000001").exists()
+        second = await client.begin_save(str(tmp_path / "step-000004"), 4, full=True)
+        ending = asyncio.create_task(rank.finish_writing())
+        await asyncio.sleep(0)
+        assert not ending.done()
+        disk.set()
+        facts = await written
+        await asyncio.gather(second, ending)
+    mark = read_mark(tmp_path / "step-000001")
+    assert mark.files == read_mark(tmp_path / "then").files
+    assert mark.about == {"kept_for": ["recover"]}
+    assert facts.keys() == {"held_seconds", "write_seconds", "bytes"}
+    assert read_mark(tmp_path / "step-000004").files != mark.files
+    thread.shutdown()
+    torch.use_deterministic_algorithms(False)
+
+
+async def test_a_disk_that_refuses_is_an_answer_and_the_rank_trains_on(
+    rank: Rank, group_rows: GroupRows, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    async with EngineClient(rank.url, TOKEN) as client:
+        with pytest.raises(CheckpointError, match=r"step-000001 could not be written: File exists; free space there"):
+            await client.save(str(tmp_path / "file" / "step-000001"), 1, full=True)
+        assert (await client.train_step(group_rows(), 0, 0))["updates"] == 1
+        await client.save(str(tmp_path / "step-000001"), 1, full=True)
+    assert read_mark(tmp_path / "step-000001").step == 1

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from areal.base.errors import ConfigError, ShapeError
+from areal.engine.model import load_policy
 from areal.models.dense import DenseNet, causal
 from areal.models.dense_config import read_config
 from areal.models.hf_weights import check_tensors, load_tensors, weight_files
@@ -233,3 +234,33 @@ def test_a_packed_linear_is_the_plain_one(bias: bool) -> None:
     torch.testing.assert_close(linear.add(x, residual.clone()), plain + before, atol=1e-5, rtol=1e-5)
     half = Linear(weight.bfloat16())
     torch.testing.assert_close(half(x.bfloat16()).float(), x @ weight.T, atol=0.2, rtol=0.05)
+
+
+def test_T082_a_head_that_differs_from_the_embeddings_it_is_tied_to_is_refused(tmp_path: Path) -> None:
+    """Saved by a trainer that had untied them and left config.json as it was. An equal copy is merely redundant."""
+    reference(CONFIGS["llama tied"]).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    shapes = read_config(tmp_path).parameter_shapes()
+    save_file(
+        tensors | {"lm_head.weight": embedding.clone()}, tmp_path / "model.safetensors", metadata={"format": "pt"}
+    )
+    assert "lm_head.weight" not in load_tensors(tmp_path, shapes)
+    assert load_policy(tmp_path, dtype="float32").vocabulary == len(embedding)
+    save_file(tensors | {"lm_head.weight": embedding + 1e-3}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    says = r"lm_head\.weight and model\.embed_tokens\.weight differ, but config\.json ties them .*set tie_word_embeddings to false"
+    for load in (lambda: load_tensors(tmp_path, shapes), lambda: load_policy(tmp_path, dtype="float32")):
+        with pytest.raises(ConfigError, match=says):
+            load()
+
+
+def test_T082_shards_and_one_file_are_the_same_model_to_trainer_and_sampler(tmp_path: Path) -> None:
+    model = reference(CONFIGS["qwen3"])
+    model.save_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "many", max_shard_size="40KB")
+    assert len(weight_files(tmp_path / "many")) > 2
+    shapes = read_config(tmp_path / "one").parameter_shapes()
+    one, many = (load_tensors(tmp_path / name, shapes) for name in ("one", "many"))
+    trained = dict(load_policy(tmp_path / "many", dtype="float32").named_tensors())
+    assert one.keys() == many.keys() == trained.keys()
+    assert all(torch.equal(one[name], many[name]) and torch.equal(one[name], trained[name]) for name in one)
