@@ -34,7 +34,7 @@ from areal.engine.commands import Row
 from areal.engine.critic import Net, load_critic
 from areal.engine.model import load_policy
 from areal.engine.optimizer import Optimizer
-from areal.engine.random_state import PREFIX, random_state, restore_random_state
+from areal.engine.random_state import PREFIX, random_state, restore_random_state, seed_generators
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
 from areal.engine.stats import StepStats
@@ -64,7 +64,7 @@ class TrainEngine:
     def load(cls, settings: EngineSettings) -> Self:
         """Sets this process's torch threads, seed and determinism, then loads the model."""
         torch.set_num_threads(settings.threads)
-        torch.manual_seed(settings.seed)
+        seed_generators(settings.seed)
         torch.use_deterministic_algorithms(settings.deterministic)
         load = load_critic if settings.role == "critic" else load_policy
         net = load(settings.model_dir, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing)

@@ -1,5 +1,6 @@
 """The state of every random generator that a rank's process has: torch (and its accelerators), numpy's and Python's global ones.
 
+    seed_generators(1)
     tensors = random_state()             # "rng.torch", "rng.numpy", "rng.python", "rng.cuda.0", ...
     restore_random_state(tensors)
 
@@ -21,6 +22,13 @@ from torch import Tensor
 from areal.base.errors import ConfigError
 
 PREFIX = "rng."
+
+
+def seed_generators(seed: int) -> None:
+    """All of them, so that two processes with the same work have the same state."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def random_state() -> dict[str, Tensor]:
