@@ -96,7 +96,7 @@ def play(
     """Run so many steps beyond the warm-up. training: the part of the machine that trains, None where generating and training take
     turns on all of it. train_seconds: of a step on that part, in mean lengths."""
     shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(prefix="areal-async-", dir=shared if shared.is_dir() else None) as folder:
         loop = VirtualLoop()
         store, database = open_inline(Path(folder) / "store.sqlite", lambda: EPOCH + loop.time())
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
