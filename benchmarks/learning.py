@@ -68,7 +68,7 @@ SAMPLING = SamplingParams(max_tokens=4, temperature=1.0, top_p=1.0, top_k=0)
 class Setting:
     """steps and their batch: groups x samples sessions, in `updates` optimizer updates. Evaluated every `every` steps."""
 
-    steps: int = 24
+    steps: int = 48
     groups: int = 8
     samples: int = 8
     updates: int = 4
