@@ -59,9 +59,9 @@ class SqliteEngine:
             self.layout(connection)  # another program's file is left as it is
             if self.read_only:
                 return connection
-            connection.execute(
-                "PRAGMA auto_vacuum = INCREMENTAL"
-            )  # of a new file; an old one reuses room without shrinking
+            if not connection.execute("PRAGMA page_count").fetchone()[0]:
+                # Of a new file. Asking for it anywhere else is a write, which waits for the lock; an old file reuses its room without shrinking.
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
