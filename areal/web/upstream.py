@@ -87,7 +87,7 @@ class Upstream:
         idle, loop = self._idle.get(place, []), asyncio.get_running_loop()
         while idle:
             connection = idle.pop()
-            if loop.time() - connection.idle_since < self._idle_s:
+            if loop.time() - connection.idle_since < self._idle_s and not connection.transport.is_closing():
                 return connection
             connection.abort()  # as are those below, when their turn comes or the server closes them
         try:
@@ -209,7 +209,7 @@ class Answer:
         del self._parser  # it holds this answer's methods
         if self._paused and not connection.transport.is_closing():
             connection.transport.resume_reading()
-        if self._reusable and (self._sending is None or self._sending.done()) and not connection.transport.is_closing():
+        if self._reusable and self._error is None and self._all_sent() and not connection.transport.is_closing():
             connection.release()
         else:
             connection.answer = None
@@ -260,9 +260,12 @@ class Answer:
     # -- what the parser says ----------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        if not self.status:  # else it stands behind the body, and may mean anything
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._ended:
+            return
         status = self._parser.get_status_code()
         if status < 200:  # 100 or 103: the answer itself comes behind it
             self.headers.clear()
@@ -272,16 +275,17 @@ class Answer:
         self._ended = self._head_only
 
     def on_body(self, data: bytes) -> None:
-        self._parts.append(data)
-        self._waiting_bytes += len(data)
+        if not self._ended:
+            self._parts.append(data)
+            self._waiting_bytes += len(data)
 
     def on_message_complete(self) -> None:
-        if self.status:
+        if self.status and not self._ended:
             self._ended = True
             self._reusable = not self._head_only and self._parser.should_keep_alive()
 
     def on_message_begin(self) -> None:
-        self._reusable = False  # should it be a second one
+        self._reusable = False  # should it be a second one, which is nobody's answer
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -318,6 +322,11 @@ class Answer:
             await connection.writable.wait()
         if chunked:
             connection.transport.write(b"0\r\n\r\n")
+
+    def _all_sent(self) -> bool:
+        """Whether nothing of the request is missing: a server that answered early would take the next one for its rest."""
+        sending = self._sending
+        return sending is None or (sending.done() and not sending.cancelled() and sending.exception() is None)
 
     def _sent(self, sending: asyncio.Task[None]) -> None:
         error = None if sending.cancelled() else sending.exception()

@@ -20,6 +20,7 @@ class Server:
         self.answer: Callable[[asyncio.StreamWriter], Awaitable[None]] = self.plain
         self.connections = 0
         self.requests: list[bytes] = []
+        self.early = False  # answers when it has the head
         self.left = asyncio.Event()
 
     async def plain(self, writer: asyncio.StreamWriter) -> None:
@@ -30,13 +31,16 @@ class Server:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if self.early:
+                    await self.answer(writer)
                 if b"transfer-encoding: chunked" in head:
                     body = await reader.readuntil(b"0\r\n\r\n")
                 else:
                     length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
                     body = await reader.readexactly(int(length or 0))
                 self.requests.append(head + body)
-                await self.answer(writer)
+                if not self.early:
+                    await self.answer(writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             self.left.set()
         finally:
@@ -94,6 +98,27 @@ async def test_a_connection_is_used_again_after_a_whole_answer_and_no_other() ->
         assert server.connections == 2
 
 
+async def test_a_connection_on_which_a_request_broke_off_is_not_used_again() -> None:
+    """The server had answered before it had all of it, and would take the next request for the rest."""
+    server, give_up, given_up = Server(), asyncio.Event(), asyncio.Event()
+    server.early = True
+
+    async def upload() -> AsyncIterator[bytes]:
+        yield b"abc"
+        await give_up.wait()
+        given_up.set()
+        raise OverflowError("too large")
+
+    async with serving(server) as (upstream, url):
+        answer = await upstream.request("POST", url, [(b"content-length", b"9")], upload(), silence_s=30)
+        give_up.set()
+        await given_up.wait()
+        assert await whole(answer) == b"ok"
+        assert await whole(await get(upstream, url)) == b"ok"
+        assert server.connections == 2
+        assert server.requests[-1].startswith(b"GET / HTTP/1.1\r\n")
+
+
 async def test_a_connection_that_was_unused_for_too_long_is_not_used_again() -> None:
     server = Server()
     async with serving(server, idle_s=0.0) as (upstream, url):
@@ -107,6 +132,8 @@ async def test_a_connection_that_was_unused_for_too_long_is_not_used_again() -> 
     [
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", b"abcde"),
         (b"HTTP/1.1 103 Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc", b"abc"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nlink: x\r\n\r\n", b"abc"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabcHTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\nno", b"abc"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nuntil the end", b"until the end"),
     ],
