@@ -21,7 +21,7 @@ from areal.base.errors import BackendError, BackendTimeout
 from areal.base.types import GenerateRequest, TokenChunk
 from areal.inference import wire
 from areal.inference.backend import BackendHealth
-from areal.web.sse import DONE, SseDecoder, SseEvent
+from areal.web.sse import DONE, SseDecoder
 from areal.web.upstream import Answer, NotConnected, Upstream
 
 Read = Callable[[], Awaitable[bytes]]  # what has come of a body, b"" at its end
@@ -54,7 +54,7 @@ class HttpBackend:
         async with self._post(wire.GENERATE_PATH, wire.encode_request(request)) as read:
             decoder = SseDecoder()
             while data := await read():
-                for event in _decode(decoder, data):
+                for event in decoder.feed(data):
                     if event.data == DONE:
                         continue
                     chunk = wire.decode_chunk(event.data)
@@ -134,10 +134,15 @@ def _unpacked(answer: Answer) -> Read:
     inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
 
     async def read() -> bytes:
-        while data := await answer.read():
-            if plain := inflater.decompress(data):
-                return plain
-        return inflater.flush()
+        try:
+            while data := await answer.read():
+                if plain := inflater.decompress(data):
+                    return plain
+            return inflater.flush()
+        except zlib.error as error:
+            raise BackendError(
+                f"the inference server sent damaged {encodings[0].decode()} ({error}); see its log"
+            ) from error
 
     return read
 
@@ -147,10 +152,3 @@ async def _whole(read: Read) -> bytes:
     while data := await read():
         parts.append(data)
     return b"".join(parts)
-
-
-def _decode(decoder: SseDecoder, data: bytes) -> list[SseEvent]:
-    try:
-        return decoder.feed(data)
-    except ValueError as error:
-        raise BackendError(f"the inference server sent no event stream: {error}") from error

@@ -216,6 +216,18 @@ async def test_T100_a_compressed_answer_of_the_server_is_read(make_service: Any,
         assert "too long" in body["error"]["message"]
 
 
+async def test_T100_a_compressed_answer_that_is_damaged_is_the_servers_failure(make_service: Any) -> None:
+    async def answer(write: Write) -> None:
+        await write(HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n") + b"this is no gzip")
+
+    async with server(answer) as url:
+        service = await service_over(make_service, url)
+        got, body, _ = await service.post(PATHS["chat"], body_of("chat", False), await service.start())
+        await service.close_backend()
+    assert got == 502
+    assert "damaged gzip" in body["error"]["message"]
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
