@@ -35,7 +35,6 @@ class RequestBody:
 
     def __init__(self, receive: Receive, limit: int, declared: int | None) -> None:
         self.whole: bytes | None = b"" if declared == 0 else None
-        self.failure: Exception | None = None  # what the client's side did to a streaming upload
         self.received = asyncio.Event()
         self.limit = limit
         self._receive, self._declared = receive, declared
@@ -72,8 +71,7 @@ class RequestBody:
     async def _next(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            self.failure = ClientGone()
-            raise self.failure
+            raise ClientGone
         message.setdefault("body", b"")
         if not message.get("more_body", False):
             self.received.set()
@@ -81,10 +79,9 @@ class RequestBody:
 
     def _check(self, size: int) -> None:
         if size > self.limit:
-            self.failure = BodyTooLarge(
+            raise BodyTooLarge(
                 f"the request body is larger than {self.limit} bytes; send less, or raise rollout.agent.max_body_bytes"
             )
-            raise self.failure
 
 
 class Exchange:
@@ -98,6 +95,7 @@ class Exchange:
         self.broken = ""  # why the answer broke off after it had begun
         self.worker: str | None = None
         self.delivered = False  # the answer has left completely
+        self.gone = False  # the client closed its connection before that
         self._query: bytes = scope["query_string"]
         self._receive, self._send = receive, send
         self._event_stream = False
@@ -128,22 +126,20 @@ class Exchange:
         """Its block is cancelled, and ClientGone raised, as soon as the client closes its connection."""
         task = asyncio.current_task()
         assert task is not None
-        gone = False
 
         async def watch() -> None:
-            nonlocal gone
             await self.body.received.wait()
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             if not self.delivered:
-                gone = True
+                self.gone = True
                 task.cancel()
 
         watcher = asyncio.create_task(watch())
         try:
             yield
         except asyncio.CancelledError:
-            if gone and task.uncancel() == 0:
+            if self.gone and task.uncancel() == 0:
                 raise ClientGone from None
             raise
         finally:
@@ -188,7 +184,10 @@ class Exchange:
 
     async def break_off(self, error: ArealError) -> None:
         """An error after the answer began. At an event boundary it is said in the stream, which then ends; in the middle
-        of an event or of any other body nothing can be said, so the connection breaks and the client notices."""
+        of an event or of any other body nothing can be said, so the connection breaks and the client notices. Nor is anything said to
+        a client that is gone."""
+        if self.gone:
+            return
         self.broken = str(error)
         if self._event_stream and (not self._tail or self._tail.endswith(_EVENT_ENDS)):
             await self.finish(error_event(error, self.route.dialect, self.request_id))

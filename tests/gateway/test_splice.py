@@ -105,7 +105,7 @@ async def test_a_large_body_streams_up_whole_and_one_over_the_limit_is_413(run, 
         assert len(run.workers["w0"].calls) <= 2  # what was declared too large never reached the worker
 
 
-async def test_a_client_that_leaves_closes_the_workers_connection_at_once(place, http):
+async def test_a_client_that_leaves_closes_the_workers_connection_at_once(place, http, caplog):
     async def answer(call):
         await call.begin_stream()
         await call.chunk(b"data: 1\n\n")
@@ -115,8 +115,12 @@ async def test_a_client_that_leaves_closes_the_workers_connection_at_once(place,
     worker.answer = answer
     response = await http.post(place.url + CHAT, data=b"{}", headers=place.headers())
     await response.content.readany()
+    caplog.set_level("INFO", "areal")
     response.close()
     await asyncio.wait_for(worker.client_left.wait(), 10)
+    while "status=499" not in caplog.text:
+        await asyncio.sleep(0.01)
+    assert "stopping" not in caplog.text  # it is the client that ended this
 
 
 async def test_a_client_that_leaves_before_the_answer_begins_is_noticed_too(place, http):
