@@ -282,6 +282,7 @@ async def _dump(path: Path, nets: Nets, batch: Batch, prepared: Prepared) -> Non
 
     groups = {row.session_id: group for group in batch.groups for row in group.trajectories}
     scored = await nets.policy.score(prepared.rows)
+    path.touch(0o600)  # it holds what users said
     with path.open("w", encoding="utf-8") as file:
         for row, logprobs in zip(prepared.rows, scored, strict=True):
             arrays, group = decode_row(row), groups[row.session_id]

@@ -37,7 +37,7 @@ Write = Callable[[dict[str, Any]], None]
 ONLY: dict[str, Callable[[SessionSummary], bool]] = {
     "all": lambda _: True,
     "ended": lambda one: one.session.ending is not None,
-    "trained": lambda one: bool(one.account) and not one.drop_reason,
+    "trained": lambda one: one.trained_tokens > 0,
     "eval": lambda one: one.session.purpose == "eval",
 }
 

@@ -18,6 +18,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -200,7 +201,8 @@ async def _processes(run: Path, held: Holder | None, store: Store) -> tuple[Proc
 def _checkpoint(folder: Path) -> Checkpoint | None:
     """The newest; its files are compared by size, not read."""
     for found in checkpoints(folder):
-        return Checkpoint(found.path.name, found.step, looks_whole(found.path), found.path.stat().st_mtime)
+        with suppress(FileNotFoundError):  # it is removed at this moment
+            return Checkpoint(found.path.name, found.step, looks_whole(found.path), found.path.stat().st_mtime)
     return None
 
 

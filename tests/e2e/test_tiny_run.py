@@ -125,6 +125,7 @@ def test_every_asynchronous_step_is_made_again_bit_for_bit(run: Path, tmp_path: 
         len(row[name]) == len(row["token_ids"]) for row in rows for name in ("logprobs", "versions", "advantages")
     }
     assert widths == {True}
+    assert stat.S_IMODE((tmp_path / "rows.jsonl").stat().st_mode) == 0o600
     after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file() and "sqlite-" not in path.name}
     assert after == before
 

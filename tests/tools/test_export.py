@@ -14,14 +14,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Share, Version
+from areal.base.types import Completion, Interaction, Limits, Message, Session, SessionRequest, Share, Version
 from areal.proxy import records
 from areal.store import open_store, store_url
+from areal.store.base import SessionSummary
 from areal.tools import export
 from areal.tools.export import ONLY, main
 from areal.tools.parquet_rows import SCHEMA
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+A_SESSION = Session("s", "t", "", 0, "k", "w", "train", {}, 0.0, 0.0, None, None, 0)
 
 
 def turn(session_id: str, index: int, prompt: int) -> Interaction:
@@ -94,11 +96,12 @@ def test_lines_are_those_of_the_route_with_the_account(
 
 
 def _route_keys() -> set[str]:
-    from areal.base.types import Session
-    from areal.store.base import SessionSummary
+    return set(records.exported(SessionSummary(A_SESSION, 0, None, "running"), (), "concat", 1.0))
 
-    session = Session("s", "t", "", 0, "k", "w", "train", {}, 0.0, 0.0, None, None, 0)
-    return set(records.exported(SessionSummary(session, 0, None, "running"), (), "concat", 1.0))
+
+@pytest.mark.parametrize(("account", "trained"), [({}, False), ({"stale": 5}, False), ({"stale": 5, "": 1}, True)])
+def test_a_session_of_which_every_token_is_masked_was_not_trained(account: dict[str, int], trained: bool) -> None:
+    assert ONLY["trained"](SessionSummary(A_SESSION, 5, None, "trained at step 1", account=account)) is trained
 
 
 def test_parquet_has_the_same_rows(run: Path, tmp_path: Path) -> None:
