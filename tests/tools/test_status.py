@@ -36,7 +36,7 @@ from areal.proxy.export import MASK_ORDER
 from areal.rollout import metrics as _declared  # noqa: F401  declares train/…
 from areal.store import open_store, store_url
 from areal.store.base import Store
-from areal.store.sql.groups import TOO_FEW
+from areal.store.sql.groups import INTERRUPTED, TOO_FEW
 from areal.tools.books import faults_of, refuse
 from areal.tools.status import main
 
@@ -219,4 +219,4 @@ def test_the_page_explains_every_reason(tmp_path: Path) -> None:
     assert explained[0] == {*MASK_ORDER, "stale", "empty"}
     endings = set(get_args(Ending)) - {"ended", "refreshed"}  # these lose nothing
     groups = {TOO_FEW, "nothing_to_train", "stale", "zero_variance", "not_trained"}
-    assert explained[1] == endings | groups | {"empty", "late"}
+    assert explained[1] == endings | groups | {"empty", "late", INTERRUPTED}
