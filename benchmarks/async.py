@@ -1,6 +1,6 @@
 """How much of what asynchronous training can gain, it gains: measured async / sync throughput against the bound. Exit code 1 on a miss.
 
-    python benchmarks/async.py [--only table|real] [--quick] [--per-step 512] [--lag 8] [--stale drop|mask|wait] [--json FILE]
+    python -m benchmarks.async [--only table|real] [--quick] [--per-step 512] [--lag 8] [--stale drop|mask|wait] [--json FILE]
 
 Trajectories of log-normal length (CV, cut off at 12 mean lengths), w waves of them per step (512 trajectories, 512 / w slots), training
 t per generation g. Synchronous: lag 0, the whole machine generates, then trains. Asynchronous: the best split, t / (g + t) of the

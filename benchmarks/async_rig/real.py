@@ -96,7 +96,7 @@ async def _play(
         scheduler = await stack.enter_async_context(start_scheduler(config, run_folder))
         store = await stack.enter_async_context(await open_store(store_url(run_folder.store_path)))
         gate = await StalenessGate.open(store.training, limits_of(config), incarnation="real")
-        launch = Launch(config, run_folder, scheduler, gate, None, "async")
+        launch = Launch(config, run_folder, scheduler, gate, None, "async", store_url(run_folder.store_path))
         await launch.servers_alone(stack)
         workers, _ = await launch.front(stack, attach=False)
         labels: Any = Labels()

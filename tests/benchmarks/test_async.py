@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.async_rig import real
 from benchmarks.async_rig.virtual import play
 from benchmarks.async_rig.virtual_time import VirtualLoop
 from benchmarks.async_rig.workload import CUT, Cell, draw, mean_length, quantiles
@@ -88,3 +89,9 @@ def test_a_synchronous_step_takes_its_makespan_and_its_training() -> None:
     ideal = sum(CLI.makespan(batch, cell.slots) + cell.train for batch in batches)
     assert ideal <= ran.seconds <= ideal * 1.01  # looks for finished groups are 50 ms apart
     assert (ran.trained, ran.lag_max) == (96, 0)
+
+
+@pytest.mark.heavy
+def test_a_cell_on_the_wall_clock_trains_what_real_processes_generate() -> None:
+    ran = real.play(Cell(0.5, 2, 0.5, per_step=4), max_lag=0, slots=2, train_seconds=0.0, warm_up=0, steps=2)
+    assert (ran.trained, ran.lag_max, ran.dropped) == (8, 0, {})
