@@ -201,8 +201,8 @@ async def test_silence_is_the_servers_and_not_a_readers_who_comes_late() -> None
 
     server.answer = answer
     async with serving(server) as (upstream, url):
-        got = await get(upstream, url, silence_s=0.5)
-        await asyncio.sleep(1.0)
+        got = await get(upstream, url, silence_s=1.5)
+        await asyncio.sleep(2.0)
         assert await got.read() == b"x"
         go_on.set()
         assert await got.read() == b"y"
