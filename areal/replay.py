@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import ValidationError
 
+from areal import __version__
 from areal.base.errors import ArealError, CheckpointError, ConfigError
 from areal.base.metrics import read_metrics
 from areal.base.redact import redact
@@ -151,11 +153,11 @@ def _whole(origin: Origin, history: Recorded, step: int) -> Origin:
 @asynccontextmanager
 async def _nets(life: Life, origin: Origin, root: Path) -> AsyncIterator[tuple[Nets, RunConfig]]:
     """The ranks of a life, started as it started them, with the weights of the origin."""
+    config = _config_of(life)
     from areal.assemble import credit_of  # torch comes with it: --help and a wrong folder do not wait for that
     from areal.engine.client import EngineClient
     from areal.engine.nets import Nets
 
-    config = RunConfig.model_validate(life.config)
     folder = RunFolder(root, root, root / "logs")
     folder.create()
     jobs = {
@@ -176,6 +178,16 @@ async def _nets(life: Life, origin: Origin, root: Path) -> AsyncIterator[tuple[N
         if origin.restored:
             await nets.restore(str(origin.path))
         yield nets, config
+
+
+def _config_of(life: Life) -> RunConfig:
+    try:
+        return RunConfig.model_validate(life.config)
+    except ValidationError as error:
+        raise ConfigError(
+            f"its configuration is of areal {life.software.get('areal', '?')} and means nothing to {__version__} ({error.errors()[0]['msg']}); "
+            "replay it with the release that trained it"
+        ) from None
 
 
 async def _make(run: Run, nets: Nets, config: RunConfig, step: int, dump: Path | None) -> Made:

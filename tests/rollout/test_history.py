@@ -83,11 +83,17 @@ async def test_what_cannot_be_made_again_is_a_sentence(store, batching, played, 
 
     assert "step 7 is not in " in await refused(7)
     assert "step 1 lies between" in await refused(2)
+    path, ours = tmp_path / "steps.jsonl", (tmp_path / "steps.jsonl").read_bytes()
+    path.write_bytes(b"")
+    with History.open(path, replace(life, config={"unheard_of": 1}, software={"areal": "9.0.0"})) as history:
+        history.write(batch, step=0, made=version)
+    assert "its configuration is of areal 9.0.0 and means nothing to " in await refused(0)
+    path.write_bytes(ours)
     await store.sessions.exclude("b", delete=True)  # after it was trained: its sums stay
     assert "step 0 cannot be made again: the content of session 'b' was deleted" in await refused(0)
-    (tmp_path / "steps.jsonl").write_bytes(b"")
-    with History.open(tmp_path / "steps.jsonl", replace(life, first_step=5, started_from="step-000005")) as history:
+    path.write_bytes(b"")
+    with History.open(path, replace(life, first_step=5, started_from="step-000005")) as history:
         history.write(batch, step=5, made=version)
     assert "step 5 has no recovery state before it (none is left)" in await refused(5)
-    (tmp_path / "steps.jsonl").unlink()
+    path.unlink()
     assert "holds no steps.jsonl" in await refused(0)
