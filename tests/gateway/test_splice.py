@@ -118,7 +118,7 @@ async def test_a_client_that_leaves_closes_the_workers_connection_at_once(place,
     caplog.set_level("INFO", "areal")
     response.close()
     await asyncio.wait_for(worker.client_left.wait(), 10)
-    while "status=499" not in caplog.text:
+    while "status=499" not in caplog.text:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert "stopping" not in caplog.text  # it is the client that ended this
 
