@@ -26,7 +26,6 @@ def why_not(config: RunConfig) -> list[str]:
         + _agents_and_tasks(config)
         + _model_and_queue(config)
         + _files_that_are_not_there(config)
-        + _drivers_that_are_not_there(config)
         + _kept_in_vain(config)
         + _drivers_that_are_not_there(config)
         + cannot_learn(config)
