@@ -139,6 +139,25 @@ async def test_a_lock_held_too_long_is_named_and_passes(database: Database) -> N
     assert await database.read(names) == {"c"}
 
 
+async def test_a_store_that_cannot_be_opened_again_says_so_and_passes(tmp_path: Path) -> None:
+    """A connection that failed is given up; whoever writes next must hear why there is no new one, and not wait for ever."""
+    folder, away = tmp_path / "run", tmp_path / "away"
+    folder.mkdir()
+    database = Database(SqliteEngine(folder / "d.sqlite", busy_timeout_s=0.2))
+    other = sqlite3.connect(folder / "d.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="holds its lock"):
+        await database.write(put("a"))
+    other.close()
+    folder.rename(away)
+    with pytest.raises(StoreError, match="the folder must exist"):
+        await asyncio.wait_for(database.write(put("b")), 60)
+    away.rename(folder)
+    await database.write(put("c"))
+    assert await database.read(names) == {"c"}
+    await database.close()
+
+
 def test_a_full_disk_loses_nothing_and_passes(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     done = subprocess.run(

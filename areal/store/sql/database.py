@@ -111,6 +111,7 @@ class Database:
         self._gate = threading.Lock()  # closing and queueing exclude each other: nothing is queued behind the end mark
         self._closed = False
         self._ended = False
+        self._batch: list[_Write[Any]] = []  # what the writer thread has not answered yet
         self._said_at = -SAY_S
         self._thread = threading.Thread(target=self._write_until_closed, name="store writer", daemon=True)
         self._thread.start()
@@ -184,15 +185,17 @@ class Database:
                 first = self._queue.get()
                 if first is None:
                     break
-                self._answer(self._commit(first))
+                self._batch = [first]
+                self._answer(self._commit(self._batch))
+                self._batch = []
         finally:  # also when this thread dies of a bug: nobody waits for an answer that never comes
             with self._gate:
                 self._closed = True
-            self._answer(self._fail(self._drain(limit=None), StoreError(f"the store {self.engine.name} was closed")))
+            left = self._batch + self._drain(limit=None)
+            self._answer(self._fail(left, StoreError(f"the store {self.engine.name} was closed")))
 
-    def _commit(self, first: _Write[Any]) -> list[_Write[Any]]:
-        """One transaction with `first` and what queues up until the lock is ours. Returns the writes to answer."""
-        batch = [first]
+    def _commit(self, batch: list[_Write[Any]]) -> list[_Write[Any]]:
+        """One transaction with `batch` and what queues up until the lock is ours. Returns the writes to answer."""
         try:
             try:
                 connection = self._run(batch)
@@ -203,10 +206,11 @@ class Database:
                 self._abandon_connection()
                 connection = self._run(batch)
             connection.execute("COMMIT")
-        except self.engine.errors as error:
+        except (StoreError, self.engine.errors) as error:
             self._abandon_connection()
+            refused = error if isinstance(error, StoreError) else self.engine.refused(error)  # connecting says it itself
             # What waits behind would only wait for the same failure again.
-            return self._fail(batch + self._drain(limit=None), self.engine.refused(error))
+            return self._fail(batch + self._drain(limit=None), refused)
         return batch
 
     def _run(self, batch: list[_Write[Any]]) -> Connection:
