@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Self
 
 from areal.base.errors import ArealError, NoCapacity, TrainingError
@@ -29,6 +30,7 @@ from areal.web.client import JsonClient, UnexpectedAnswer
 FAILURES_IN_A_ROW = 32  # with not one success among them: the agent does not work
 RETRY_S = 0.2
 LONGEST_S = 24 * 3600.0  # of one run of an agent; its session times out long before
+INTERRUPT_S = 10.0  # that the end of a run waits for the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Dispatcher:
         self._runs: set[asyncio.Task[None]] = set()
         self._feeder: asyncio.Task[None] | None = None
         self._failed_in_a_row: list[str] = []
+        self._numbers = count()  # of runs: a task id that stands in the file twice is two tasks
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
@@ -77,8 +80,10 @@ class Dispatcher:
         """Cancel what runs and start nothing more; what is cut off is interrupted, and given out again where the run goes on."""
         self.stop_feeding()
         if self._tasks is not None:
-            with suppress(ArealError):  # the next life of the run says it too; here it would hide why this one ends
-                await self._training.interrupt()
+            # The next life of the run says it too; here it would hide why this one ends, and a full disk would hold it.
+            with suppress(ArealError, TimeoutError):
+                async with asyncio.timeout(INTERRUPT_S):
+                    await self._training.interrupt()
         running = [task for task in (self._feeder, *self._runs) if task is not None]
         for task in running:
             task.cancel()
@@ -103,7 +108,7 @@ class Dispatcher:
 
         async def one(task: Task) -> Outcome:
             async with self._eval_slots:
-                return await self._run(Task(f"{task.id}.{label}", task.data), sample=0, purpose="eval")
+                return await self._run(Task(f"{task.id}.{label}", task.data), purpose="eval")
 
         return list(await asyncio.gather(*(one(task) for task in tasks)))
 
@@ -128,21 +133,21 @@ class Dispatcher:
 
     async def _group(self, task: Task) -> None:
         samples = task.samples or self._n_samples
-        outcomes = await asyncio.gather(*(self._run(task, sample) for sample in range(samples)))
+        outcomes = await asyncio.gather(*(self._run(task) for _ in range(samples)))
         for outcome in outcomes:
             if outcome.error:
                 self._failed_in_a_row.append(outcome.error)
             else:
                 self._failed_in_a_row.clear()
 
-    async def _run(self, task: Task, sample: int, purpose: str = "train") -> Outcome:
+    async def _run(self, task: Task, purpose: str = "train") -> Outcome:
         index = min(self._load, key=lambda worker: (self._load[worker], worker))
         self._load[index] += 1
         body: dict[str, Any] = {
             "task_id": task.id,
             "task": task.data,
             "purpose": purpose,
-            "request_id": f"{self._gate.current.incarnation}:{task.id}:{sample}:{purpose}",
+            "request_id": f"{self._gate.current.incarnation}:{next(self._numbers)}",
         }
         try:
             while True:
