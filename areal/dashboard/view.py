@@ -50,7 +50,7 @@ class View:
 
     async def overview(self) -> dict[str, Any]:
         training, reading = self._store.training, self._store.reading
-        counts, limits, version = await training.counts(), await training.limits(), await training.version()
+        counts, limits, version = await training.counts(), await training.limits(), await reading.served()
         workers = await self._store.registry.workers()
         pending = counts.recorded_tokens - counts.trained_tokens - counts.masked_tokens - counts.dropped_tokens
         return {

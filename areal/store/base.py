@@ -293,8 +293,9 @@ class Reading(Protocol):
         reports: it walks through all groups."""
         ...
 
-    async def versions(self, limit: int = 100) -> tuple[Version, ...]:
-        """Newest first."""
+    async def served(self) -> Version | None:
+        """The version that the run stands at: the newest that began a life of the run or whose step was advanced. A label that is only
+        taken (`TrainingStore.version` knows it too) stands for weights that may never be served."""
         ...
 
 

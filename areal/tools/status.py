@@ -88,7 +88,7 @@ async def look(run: Path) -> Status:
     async with await open_store(url, read_only=True) as store:
         held = holder(run)
         counts, limits = await store.training.counts(), await store.training.limits()
-        version, books = await store.training.version(), await store.reading.balance()
+        version, books = await store.reading.served(), await store.reading.balance()
         processes = await _processes(run, held, store)
     state: Literal["running", "stopped", "crashed"] = (
         "stopped" if held is None else "running" if held.alive else "crashed"

@@ -331,6 +331,22 @@ async def test_version_labels_are_never_reused(house: Any) -> None:
     assert await house.training.version(9) is None
 
 
+async def test_a_label_that_is_only_taken_makes_no_step(house: Any) -> None:
+    served = house.store.reading.served
+    assert await served() is None
+    await house.training.advance(Version(0, 0, "one"), [])  # a life begins
+    await house.play("a")
+    [group] = await house.training.ready()
+    await house.training.advance(Version(1, 1, "one"), [])  # taken before a server can sample under it
+    assert await served() == Version(0, 0, "one")
+    assert await house.training.version() == Version(1, 1, "one")
+    await house.training.advance(Version(1, 1, "one"), [group.id])
+    await house.training.advance(Version(2, 2, "one"), [])  # and here the run is killed
+    assert await served() == Version(1, 1, "one")
+    await house.training.advance(Version(3, 1, "two"), [])
+    assert await served() == Version(3, 1, "two")
+
+
 async def test_a_step_is_published_whole_or_not_at_all(house: Any) -> None:
     await house.play("a")
     await house.begin("b")
@@ -398,7 +414,7 @@ async def test_every_token_is_accounted_for(house: Any) -> None:
         "trained": "trained at step 1",
     }
     assert [one.session.id for one in await house.store.reading.recent(1, running=False)] == ["failed"]
-    assert [one.label for one in await house.store.reading.versions()] == [1]
+    assert await house.store.reading.served() == Version(1, 1, "x")
 
 
 async def test_everything_recorded_has_one_fate_in_every_unit(house: Any) -> None:

@@ -76,3 +76,11 @@ async def test_only_what_nothing_can_train_any_more_goes(
     again = {one.id for group in await lived.training.ready() for one in group.sessions}
     assert again == {f"s{step}" for step in range(safe + 1, 4)} | {"waits"}
     assert all([await lived.sessions.interactions(name) for name in again])
+
+
+async def test_steps_are_counted_from_where_the_run_stands(lived: Any) -> None:
+    """A resume went back to step 1; that a lost timeline had reached step 3 makes nothing older."""
+    await lived.training.release_after(1, "y")
+    await lived.training.advance(Version(4, 1, "y"), [])
+    assert await lived.store.upkeep.forget(Retention(steps=1), safe_step=1) == 0
+    assert await lived.store.upkeep.forget(Retention(steps=0), safe_step=1) == 1

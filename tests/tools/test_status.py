@@ -114,6 +114,15 @@ def test_every_unit_of_a_stopped_run_adds_up(run: Path, capsys: pytest.CaptureFi
     assert told["books"]["recorded"] == told["books"]["total"] == dict(zip(LEGEND, (20, 5, 5, 5), strict=True))
 
 
+def test_a_label_that_was_taken_before_a_kill_is_no_step(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def take() -> None:
+        async with await open_store(store_url(run / "store.sqlite")) as store:
+            await store.training.advance(Version(2, 2, "x"), [])
+
+    asyncio.run(take())
+    assert "my-exp/trial: stopped, 1 of 20 steps trained, version 1\n" in ask(run, capsys)[1]
+
+
 def test_a_session_that_is_not_accounted_for_is_named_and_the_command_fails(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

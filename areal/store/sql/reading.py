@@ -14,7 +14,7 @@ from areal.store.sql import counts
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection, Row
 from areal.store.sql.sessions import SESSION, group_id, to_session
-from areal.store.sql.training import ended_groups
+from areal.store.sql.training import ended_groups, served_version
 
 _SUMMARY = SESSION.replace(
     "SELECT s.*,",
@@ -127,12 +127,8 @@ class SqlReading:
     async def finished(self, first: int, count: int) -> Finished:
         return await self._database.read(lambda connection: _finished(connection, first, count))
 
-    async def versions(self, limit: int = 100) -> tuple[Version, ...]:
-        def read(connection: Connection) -> tuple[Version, ...]:
-            rows = connection.execute("SELECT * FROM versions ORDER BY label DESC LIMIT ?", (limit,))
-            return tuple(Version(row["label"], row["step"], row["incarnation"]) for row in rows.fetchall())
-
-        return await self._database.read(read)
+    async def served(self) -> Version | None:
+        return await self._database.read(served_version)
 
 
 def _lines(connection: Connection) -> Iterator[Line]:

@@ -91,6 +91,12 @@ class SqlTraining:
 
 
 _READY = f"{groups.WAITING} AND taken_step IS NULL"
+_SERVED = """
+SELECT v.label, v.step, v.incarnation FROM versions v
+WHERE EXISTS (SELECT 1 FROM task_groups g WHERE g.consumed_step = v.step AND g.consumed_incarnation = v.incarnation)
+    OR NOT EXISTS (SELECT 1 FROM versions w WHERE w.incarnation = v.incarnation AND w.label < v.label)
+ORDER BY v.label DESC LIMIT 1
+"""
 
 
 def ended_groups(connection: Connection, which: str, *values: object) -> tuple[EndedGroup, ...]:
@@ -222,6 +228,12 @@ def _version(connection: Connection, label: int) -> Version | None:
 
 def _current_version(connection: Connection) -> Version | None:
     row = connection.execute("SELECT * FROM versions WHERE label = (SELECT max(label) FROM versions)").fetchone()
+    return None if row is None else Version(row["label"], row["step"], row["incarnation"])
+
+
+def served_version(connection: Connection) -> Version | None:
+    """See Reading.served. A step has groups, and consumes them with the row of its version; the version that a life begins with has none."""
+    row = connection.execute(_SERVED).fetchone()
     return None if row is None else Version(row["label"], row["step"], row["incarnation"])
 
 

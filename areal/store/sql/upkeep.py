@@ -15,6 +15,7 @@ from collections.abc import Callable
 from areal.store.base import Retention
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection
+from areal.store.sql.training import served_version
 
 PORTION = 50  # sessions per transaction
 
@@ -66,8 +67,8 @@ def _cutoffs(connection: Connection, keep: Retention, safe_step: int, now: float
     """step: the newest step whose sessions are too old. beside: when the last of them ended. time: ended before this is too old."""
     step, beside = -1, -math.inf
     if keep.steps is not None:
-        newest = connection.execute("SELECT max(step) FROM versions").fetchone()[0]
-        step = min(safe_step, (newest or 0) - keep.steps)
+        served = served_version(connection)  # not the highest step: a resume may have gone back behind it
+        step = min(safe_step, (served.step if served else 0) - keep.steps)
         ended = connection.execute(f"SELECT max(s.ended_at) {_FROM} WHERE g.consumed_step = ?", (step,)).fetchone()[0]
         beside = -math.inf if ended is None else ended
     time = -math.inf if keep.seconds is None else now - keep.seconds
