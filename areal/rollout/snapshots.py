@@ -20,6 +20,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -151,7 +152,6 @@ class Snapshots:
             )
             return
         held, took = waited + facts["held_seconds"], waited + facts["held_seconds"] + facts["write_seconds"]
-        write_atomic(self._folder / "latest", saved.path.name.encode())
         self._last = saved
         announce(
             "RLTrainer",
@@ -160,7 +160,20 @@ class Snapshots:
         )
         numbers = {"held_seconds": held, "write_seconds": facts["write_seconds"], "bytes": facts["bytes"]}
         self._record(saved.step, {f"checkpoint/{name}": value for name, value in numbers.items()})
-        await asyncio.to_thread(prune, self._folder, keep=self._keep, in_use=self._in_use)
+        await self._tidy(saved)
+
+    async def _tidy(self, saved: Snapshot) -> None:
+        """Beside a checkpoint that stands: none of it is worth a run, and the next one tries it again."""
+        pointer = partial(write_atomic, self._folder / "latest", saved.path.name.encode())
+        for work in (pointer, partial(prune, self._folder, keep=self._keep, in_use=self._in_use)):
+            try:
+                await asyncio.to_thread(work)
+            except OSError as error:
+                warn(
+                    "RLTrainer",
+                    f"the checkpoint of step {saved.step} stands, but `latest` may name an older one, and older ones may be left: {error}; "
+                    "it is tried again with the next",
+                )
 
     def _record(self, step: int, values: Mapping[str, float]) -> None:
         if self._metrics is not None and step > 0:

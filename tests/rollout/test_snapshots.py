@@ -182,6 +182,20 @@ async def test_what_cannot_be_written_is_said_and_the_last_good_one_stands(
     assert newest_good(tmp_path).step == 3  # type: ignore[union-attr]
 
 
+async def test_a_pointer_that_cannot_be_moved_is_said_and_older_ones_go_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "latest").mkdir()  # in the place of a full disk: what is written aside cannot take its name
+    caplog.set_level(logging.WARNING, logger="areal")
+    async with snapshots(tmp_path, Ranks(), recover=Schedule(freq_steps=1)) as saving:
+        for step in (1, 2, 3):
+            await saving.save_if_due(version(step))  # the run goes on
+        await saving.written()
+    said = [record.getMessage() for record in caplog.records]
+    assert [f"the checkpoint of step {step} stands, but `latest`" in text for step, text in zip((1, 2, 3), said, strict=True)] == [True] * 3
+    assert names(tmp_path) == ["latest", "step-000002", "step-000003"]
+
+
 async def test_T081_older_ones_go_only_after_a_newer_one_is_complete_and_two_states_stay(tmp_path: Path) -> None:
     """A recovery state every step, a model every third, two models kept; what is not whole is neither counted nor touched."""
     ranks = Ranks(critic=True)
