@@ -24,6 +24,7 @@ from typing import Literal
 
 import numpy as np
 
+from areal.base.errors import StoreError
 from areal.base.types import Group
 from areal.rollout.batch import Batch, Checked, batch_of, checked_ages, last_step
 from areal.rollout.patience import Debts, held_by
@@ -35,6 +36,7 @@ POLL_S = 0.05  # other processes write the store, and SQLite cannot call us: one
 LOOK_S = 0.5  # groups that are too few for a batch are read this often, for those that are to be dropped; counting them is cheap
 SAY_S = 10.0  # a wait longer than this is explained in the log, and again every so often
 NAMED = 5  # tasks in one line of the log
+REFUSALS = 20  # of one batch in a row: what changed is read at the next look, so that one refusal says all there is to say
 
 
 class Batcher:
@@ -69,6 +71,7 @@ class Batcher:
         self._finished = 0  # fresh groups at the last look
         self._held: list[RunningGroup] = []  # those without which the step must not begin
         self._held_since: float | None = None
+        self._refused: Counter[tuple[tuple[str, tuple[str, ...]], ...]] = Counter()  # the members of the batch that was refused last
 
     async def next_batch(self) -> Batch:
         """Wait for batch_groups groups that are fresh enough, and for what must not be left behind; returns the most urgent."""
@@ -124,13 +127,25 @@ class Batcher:
         """The batch, once the store has given its groups to the step; None if one of them has changed meanwhile."""
         batch = batch_of(chosen, self._gate, reward_clip=self._queue.recipe.reward_clip)
         if not await self._training.take(self._gate.next_version(), batch.members):
+            self._refuse(tuple(batch.members.items()))
             return None
+        self._refused.clear()
         for one in chosen:
             if self._stale != "mask" and one.stale:
                 self._debts.lost(one.task_id)
             else:
                 self._debts.trained(one.task_id)
         return replace(batch, stale_groups=self._dropped.total(), held_seconds=self._waited())
+
+    def _refuse(self, members: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
+        """A batch whose sessions changed while it was made is made anew; one that is refused again and again as it is never comes."""
+        self._refused = Counter({members: self._refused[members] + 1})
+        if self._refused[members] >= REFUSALS:
+            raise StoreError(
+                f"the store shows {len(members)} finished groups ({members[0][0]}, …) and refused them to the step {REFUSALS} times: what is "
+                "read is not what is written. Start the run again, it goes on from its last checkpoint; was the store's file copied, "
+                "replaced or opened by another program?"
+            )
 
     async def set_aside(self, reason: str) -> int:
         """Wait for finished groups and drop them, counted by reason: they stay in the store, their slots open."""

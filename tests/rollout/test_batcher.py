@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from areal.algorithms import ALGORITHMS
-from areal.base.errors import Conflict, NoCapacity
+from areal.base.errors import Conflict, NoCapacity, StoreError
 from areal.base.types import SessionRequest, Version
 from areal.engine.credit import Credit
 from areal.rollout.account import settle
@@ -272,3 +272,23 @@ async def test_groups_that_are_too_few_are_counted_often_and_read_seldom(store, 
     assert len(reads) == 1
     await played.session("second")
     assert (await asyncio.wait_for(waiting, 30)).sessions == 2
+
+
+async def test_a_store_that_shows_groups_and_never_gives_them_ends_the_run_with_a_sentence(store, played, batching) -> None:
+    """So it was where a process read another log than it wrote: the queue was full, and the run waited for ever."""
+    _, batcher = await batching(batch=1)
+    await played.session("a")
+
+    class Torn:
+        """The training store, whose writer knows of no session."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store.training, name)
+
+        async def take(self, version, sessions) -> bool:
+            return False
+
+    batcher._training = Torn()
+    with pytest.raises(StoreError, match=r"shows 1 finished groups \(g1, …\) and refused them to the step 20 times"):
+        async with asyncio.timeout(60):
+            await batcher.next_batch()
