@@ -96,13 +96,13 @@ class SpeedAdvisor:
             if one.session.purpose == "train"
         ]
         durations = [
-            ended - started
+            max(0.0, ended - started)  # a clock that was set back in between must not end a run
             for started, ended, ending in spans
             if ended is not None and ended >= since and ending in ("ended", "refreshed")
         ]
-        if not self._seconds or len(durations) < per_step or sum(durations) <= 0:
-            return None
         slots = most_at_once((max(started, since), ended or now) for started, ended, _ in spans)
+        if not self._seconds or len(durations) < per_step or sum(durations) <= 0 or not slots:
+            return None
         work = Workload(
             durations, per_step, slots, sum(self._seconds) / len(self._seconds), self._generating, self._training
         )

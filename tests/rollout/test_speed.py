@@ -156,3 +156,16 @@ def speed_of(**own: Any) -> Speed:
 def test_advice_names_what_to_change(speed: Speed, limits: dict[str, int], slots: int, says: str) -> None:
     work = Workload([1.0] * 8, per_step=8, slots=slots, train_seconds=3.0, generating=0.5, training=0.5)
     assert says in advice(Measured(work, speed, slots), Limits(**({"max_concurrent": 64, "batch_groups": 4} | limits)))
+
+
+async def test_a_clock_that_was_set_back_ends_no_run(timed: Any) -> None:
+    store, now = timed
+    limits = Limits(max_concurrent=64, max_lag=2, batch_groups=2)
+    gate = await StalenessGate.open(store.training, limits, incarnation="test")
+    advisor = SpeedAdvisor(store.reading, gate, None, generating=0.5, training=0.5, clock=lambda: now[-1])
+    await lasting(store, now, "a", 1010.0, -5.0)
+    await lasting(store, now, "b", 1010.0, 4.0)
+    advisor.trained(6.0)
+    found = await advisor.measure()
+    assert found is not None
+    assert found.work.durations == [0.0, 4.0]
