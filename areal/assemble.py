@@ -32,6 +32,7 @@ from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.algorithms import kl_off_the_reward, resolved
 from areal.config.backend_spec import parse_backend
+from areal.config.recorded import Recorded
 from areal.config.run import RecoverConfig, RunConfig, SaverConfig
 from areal.config.show import masked_yaml, secretless_tree
 from areal.engine.credit import Credit
@@ -130,6 +131,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         (folder.logs / "gateway.log").touch(mode=0o600)
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
         start = await asyncio.to_thread(take_up, config, folder)
+        _say_what_changed(config, folder.root / "config.yaml")
         write_atomic(folder.root / "config.yaml", masked_yaml(config).encode())
         progress = stack.enter_context(
             Progress(
@@ -173,6 +175,12 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             first_step=start.step,
             gateway_url=gateway_url,
         )
+
+
+def _say_what_changed(config: RunConfig, path: Path) -> None:
+    """Beside what the run did before, a curve that bends needs a reason. path: of the former start's configuration, if there was one."""
+    if changes := Recorded.of(path).changes(config):
+        announce("RLTrainer", f"settings that are others than at the last start: {'; '.join(changes)}")
 
 
 def _history(launch: Launch, start: Start, incarnation: str) -> History:

@@ -2,18 +2,23 @@
 
     recorded = Recorded.of(run / "config.yaml")
     recorded.text("actor.path"), recorded.number("rollout.agent.turn_discount")     # None where there is none
+    recorded.changes(config)                                                        # ["actor.optimizer.lr=0.001, was 0.0001"]
 
-For commands that look at a run folder (status, dashboard); a run that starts uses load.py.
+For commands that look at a run folder (status, dashboard), and for a run that goes on in one, to say what is another than before; what a
+run starts with is load.py's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from areal.base.errors import ConfigError
-from areal.config.yaml_text import load_yaml, number
+from areal.config.section import Section
+from areal.config.show import masked_yaml
+from areal.config.yaml_text import is_null, load_yaml, number
 
 _NULL = ("", "null", "~")
 
@@ -40,3 +45,21 @@ class Recorded:
 
     def number(self, dotted: str) -> float | None:
         return number(self.text(dotted) or "")
+
+    def changes(self, config: Section) -> list[str]:
+        """A phrase for each setting that `config` has otherwise, in its order; secrets by their hints. A key that only one of the two
+        knows is another release's and left out."""
+        return list(_changes("", self.tree, load_yaml(masked_yaml(config))))
+
+
+def _changes(path: str, before: Any, now: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in (name for name in now if name in before):
+            yield from _changes(f"{path}.{name}" if path else str(name), before[name], now[name])
+    elif before != now and not (is_null(before) and is_null(now)):
+        yield f"{path}={_shown(now)}, was {_shown(before)}"
+
+
+def _shown(value: Any) -> str:
+    """A section that came or went is only named."""
+    return "set" if isinstance(value, dict) else "null" if is_null(value) else str(value) or "nothing"
