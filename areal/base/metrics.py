@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import secrets
 import time
@@ -22,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from areal.base.lines import LineFile
 
 Combine = Literal["mean", "sum", "max", "min", "last"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*/[a-z][a-z0-9_./]*")
@@ -68,11 +69,9 @@ class MetricsFile:
 
     def __init__(self, path: Path, run_id: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600), "a+b", buffering=0)
+        self._file = LineFile(path)
         self._run_id = run_id
         self._opening = secrets.token_hex(4)
-        if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
-            self._file.write(b"\n")  # a crash cut the last row; it must not swallow ours
 
     def write(self, step: int, values: Mapping[str, float | int | None]) -> None:
         """Append what is known of a step; later writes of the same step add to it or replace single values."""
@@ -81,7 +80,7 @@ class MetricsFile:
         for name, value in values.items():
             _declared(name)
             row[name] = _number(value)
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._file.append(json.dumps(row, allow_nan=False).encode())
 
     def close(self) -> None:
         self._file.close()

@@ -12,7 +12,6 @@ a resume the steps that the lost timeline had reached are forgotten, as in metri
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,6 +21,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from areal.base.lines import LineFile
 from areal.base.types import Group, Version
 from areal.rollout.batch import Batch
 
@@ -69,9 +69,7 @@ class History:
     """Appends; each line is on its way to the disk when `write` returns."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600), "a+b", buffering=0)
-        if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
-            self._file.write(b"\n")  # a crash cut the last line; it must not swallow ours
+        self._file = LineFile(path)
 
     @classmethod
     def open(cls, path: Path, life: Life) -> Self:
@@ -96,7 +94,7 @@ class History:
 
     def _append(self, kind: str, what: Life | Trained) -> None:
         text = msgspec.json.encode(what)
-        self._file.write(b'{"check": "%s", "%s": %s}\n' % (_check(text).encode(), kind.encode(), text))
+        self._file.append(b'{"check": "%s", "%s": %s}' % (_check(text).encode(), kind.encode(), text))
 
 
 class _Line(msgspec.Struct):
