@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
+from areal.base.errors import StoreError
 from areal.base.logs import Log, warn
 from areal.base.metrics import MetricsFile
 from areal.base.types import Counts
@@ -41,6 +42,8 @@ class RolloutReporter:
         self._log = Log("rollout")
         self._task: asyncio.Task[None] | None = None
         self._full_said = False
+        self._reported = 0  # groups whose line was written
+        self._step = 0  # of the next line
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._watch(), name="rollout-report")
@@ -56,16 +59,26 @@ class RolloutReporter:
         size = self._gate.limits.batch_groups
         self._warn_of_a_queue_that_never_fills()
         before = await self._store.training.counts()
-        reported = _completed(before)
-        step = self._gate.current.step + before.accepted // size
+        self._reported = _completed(before)
+        self._step = self._gate.current.step + before.accepted // size
+        said = False
         while True:
             await asyncio.sleep(POLL_S)
-            now = await self._store.training.counts()
-            self._on_counts(now)
-            self._warn_when_full(now)
-            while _completed(now) - reported >= size:
-                self._line(step, await self._store.reading.finished(reported, size), now)
-                reported, step = reported + size, step + 1
+            try:
+                await self._look(size)
+                said = False
+            except StoreError as error:  # a server that is away, a lock held for long: it passes, and the lines are made up for
+                if not said:
+                    warn("Rollout", f"the [rollout] lines wait: {error}")
+                said = True
+
+    async def _look(self, size: int) -> None:
+        now = await self._store.training.counts()
+        self._on_counts(now)
+        self._warn_when_full(now)
+        while _completed(now) - self._reported >= size:
+            self._line(self._step, await self._store.reading.finished(self._reported, size), now)
+            self._reported, self._step = self._reported + size, self._step + 1
 
     def _line(self, step: int, batch: Finished, now: Counts) -> None:
         limits = self._gate.limits

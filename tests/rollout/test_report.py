@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from areal.base.errors import StoreUnready
 from areal.base.logs import open_log, parse_line
 from areal.base.metrics import MetricsFile, read_metrics
 from areal.base.types import Limits
@@ -51,7 +52,8 @@ async def test_every_batch_of_groups_is_a_line_with_its_own_reward(store: Store,
     with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
         reporter = RolloutReporter(store, gate, metrics, on_counts=lambda now: counts.append(now.recorded_tokens))
         async with reporter:
-            await asyncio.sleep(0.2)  # what was there before the run's line begins
+            while not counts:  # noqa: ASYNC110  what was there before the run's line begins
+                await asyncio.sleep(0.01)
             for reward in (1.0, 0.5):
                 await played.session(f"first-{reward}", reward=reward)
             await log.wait(1)
@@ -96,3 +98,26 @@ async def test_a_full_queue_is_one_warning_with_both_remedies(store: Store, play
     assert text.count("the queue is full (1 of 1 groups)") == 1
     assert "async.queue_max_size" in text
     assert "async.train_workers" in text
+
+
+async def test_a_store_that_is_away_for_a_while_ends_no_report(
+    store: Store, played: Any, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, counts, looks = await gate_of(store, max_lag=6, batch_groups=1), store.training.counts, 0
+
+    async def away_at_first() -> Any:
+        nonlocal looks
+        looks += 1
+        if looks in (2, 3):  # the first look is the one from which it counts
+            raise StoreUnready("the store cannot be used: gone; see the message")
+        return await counts()
+
+    monkeypatch.setattr(store.training, "counts", away_at_first)
+    with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
+        async with RolloutReporter(store, gate, metrics, on_counts=lambda _: None):
+            async with asyncio.timeout(60):
+                while looks < 4:
+                    await asyncio.sleep(0.01)
+            await played.session("after", reward=1.0)
+            assert (await log.wait(1))[0]["generated"] == 1
+    assert log.path.read_text().count("the [rollout] lines wait: the store cannot be used") == 1
