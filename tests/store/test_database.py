@@ -119,6 +119,28 @@ async def test_closing_commits_what_is_queued(tmp_path: Path) -> None:
     await again.close()
 
 
+async def test_a_disk_that_hangs_does_not_hold_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("areal.store.sql.database.CLOSE_S", 0.1)
+    database = Database(SqliteEngine(tmp_path / "d.sqlite"))
+    inside, go = threading.Event(), threading.Event()
+
+    def hangs(_: sqlite3.Connection) -> None:
+        inside.set()
+        go.wait(60)
+
+    write = asyncio.ensure_future(database.write(hangs))
+    await asyncio.to_thread(inside.wait, 60)
+    await asyncio.wait_for(database.close(), 30)
+    assert "d.sqlite has not answered for 0.1 s: this process ends without it" in caplog.text
+    assert not write.done(), "nobody was told that it is kept"
+    go.set()
+    await write
+    monkeypatch.undo()
+    await database.close()
+
+
 async def test_readers_cannot_write_and_see_one_snapshot(database: Database) -> None:
     with pytest.raises(StoreError, match="readonly"):
         await database.read(put("a"))

@@ -37,6 +37,7 @@ BATCH = 64  # operations per commit: enough to hide the fsync, short enough that
 READERS = 2
 AGAIN_S = 0.5  # between two tries of a write that has patience
 SAY_S = 30.0  # between two log lines about them
+CLOSE_S = 60.0  # the longest wait for the last commit: other processes of the run are stopped only after the store is closed
 
 _log = logging.getLogger("areal.store")
 
@@ -163,12 +164,12 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, operation)
 
     async def close(self) -> None:
-        """Commit what is queued, then let go of the file. Closing twice does nothing."""
+        """Commit what is queued, then let go of the file. A disk that hangs holds nobody for more than CLOSE_S. Closing twice does
+        nothing, or waits once more."""
         with self._gate:
-            if self._closed:
-                return
+            if not self._closed:
+                self._queue.put(None)
             self._closed = True
-            self._queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._finish)
 
     def _say(self, error: StoreUnready) -> None:
@@ -289,7 +290,16 @@ class Database:
             self.engine.end_read(connection)
 
     def _finish(self) -> None:
-        self._thread.join()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self._readers.shutdown(wait=False, cancel_futures=True)
+            _log.error(
+                "the store %s has not answered for %g s: this process ends without it. What it had not answered may not be kept; look at "
+                "its disk or server",
+                self.engine.name,
+                CLOSE_S,
+            )
+            return
         self._readers.shutdown(wait=True)
         for connection in self._reader_connections:
             connection.close()
