@@ -47,7 +47,7 @@ def test_T081_a_writer_that_is_killed_leaves_the_checkpoint_before(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert [run for run, _ in seen] == ["0", "1", "2", "3"]
-    assert sum(complete for _, complete in seen) <= 1, "the kill came too late to say anything"
+    assert sum(complete for _, complete in seen) <= 2, "the kill came too late to say anything"
     for run, complete in seen:
         folder = tmp_path / run
         assert complete or (folder / ".step-000020.partial").exists()

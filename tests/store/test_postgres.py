@@ -85,11 +85,13 @@ async def test_a_process_that_holds_the_lock_is_named_if_it_works_and_hung_up_on
     database: Database,
 ) -> None:
     other = database.engine.connect()
+    other.execute("SET idle_in_transaction_session_timeout = 0")  # a busy machine may be slow to go on
     database.engine.begin_write(other)
     working = asyncio.ensure_future(asyncio.to_thread(other.execute, "SELECT pg_sleep(1)"))
     with pytest.raises(StoreError, match="another process holds its lock"):
         await database.write(put("a"))
     await working
+    other.execute("SET idle_in_transaction_session_timeout = '300ms'")
     while True:  # it stands still from now on, until the server loses patience
         try:
             await database.write(put("b"))
