@@ -86,7 +86,8 @@ async def evaluate(run: Run, step: int, *, last: bool = False) -> None:
         or (step > 0 and not last and not run.evaluation.due(step))
     ):
         return
-    reward = await run.evaluation.run(step)
+    trying = run.evaluation.run(step)
+    reward = await (trying if last else run.unless_stopped(trying))  # at the end nobody feeds whose failure could end it
     if reward is not None:
         Log("eval").line(step=step, reward=reward, tasks=run.evaluation.tasks, version=run.gate.current.label)
         run.metrics.write(step, {"eval/reward": reward})
