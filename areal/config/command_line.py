@@ -83,7 +83,7 @@ def run_from_command_line(
     except ConfigError as error:
         _say_error(error)
         return 2
-    except ArealError as error:
+    except (ArealError, OSError) as error:  # a full disk, a file without the rights for it: as in the run's other processes
         _say_error(error)
         return 1
     except KeyboardInterrupt:
@@ -127,8 +127,9 @@ def _say_notes(command: Command) -> None:
         print(f"note: {redact(note)}", file=sys.stderr)
 
 
-def _say_error(error: ArealError) -> None:
-    for line in redact(str(error)).splitlines():
+def _say_error(error: ArealError | OSError) -> None:
+    text = str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}"
+    for line in redact(text).splitlines():
         print(line if line.startswith("error: ") else f"error: {line}", file=sys.stderr)  # a child's own words stay
 
 
