@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from areal.base.errors import ConfigError, ProcessDied
+from areal.base.logs import warn
 from areal.base.names import safe_name
 from areal.cluster.child import RESERVED
 from areal.cluster.process_tree import KILL_S, MARK, end, how_it_ended, kill, members
@@ -103,14 +104,17 @@ class LocalProcess:
         return "\n".join(line if len(line) <= _MOST_LINE else f"{line[:_MOST_LINE]}…" for line in lines[-n:])
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """SIGTERM to the whole tree, SIGKILL to what is left of it after grace_s. Returns when all have ended."""
+        """SIGTERM to the whole tree, SIGKILL to what is left of it after grace_s. Returns when all have ended, but for what hangs in the
+        kernel, which nobody can end: that is said and left behind."""
         self.stopped = True
         try:
             kill(members(self._mark, self.pid), signal.SIGTERM)
             await asyncio.wait({self.exit}, timeout=grace_s)
         finally:  # also when we are cancelled: nothing stays
             self.end_tree()
-        await self.wait()
+        await asyncio.wait({self.exit}, timeout=KILL_S)
+        if not self.exit.done():
+            warn("Scheduler", f"{self.name} (pid {self.pid}) cannot be ended: it waits for a disk or device that does not answer")
 
     def end_tree(self) -> None:
         """Kill what is left of it, itself included. Only while it runs or right after its end."""

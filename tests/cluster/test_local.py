@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -173,6 +174,21 @@ def main(spec):
     report_ready(spec, pids=[each.pid for each in started] + [orphan])
     time.sleep(120)
 """
+
+
+async def test_a_process_that_hangs_in_the_kernel_holds_nobody(
+    tmp_path: Path, job: MakeJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("areal.cluster.local.KILL_S", 0.1)
+    monkeypatch.setattr("areal.cluster.local.end", lambda *_: None)  # so does a process that SIGKILL does not reach
+    caplog.set_level(logging.WARNING, logger="areal")
+    async with LocalScheduler(tmp_path / "run") as scheduler:
+        [process] = await scheduler.start(job("rank-0", DEAF))
+        await process.ready(60)
+        await asyncio.wait_for(process.stop(grace_s=0.1), 30)
+        assert f"rank-0 (pid {process.pid}) cannot be ended" in caplog.text
+        os.kill(process.pid, signal.SIGKILL)
+        assert await process.wait() == -signal.SIGKILL
 
 
 async def test_stop_reaches_the_whole_tree(tmp_path: Path, job: MakeJob) -> None:
