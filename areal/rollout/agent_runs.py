@@ -4,8 +4,8 @@
     {"task_id", "task", "purpose", "request_id"} -> {"session_id", "reward", "error"}
 
 The answer comes when the agent is done. Its session is ended before: `ended` with its reward, or `reward_failed` if the agent
-raised, which is counted and never trained (settled 9). The caller going away cancels the agent; the session of a training task is left
-as it is then, for the run to take up (TrainingStore.interrupt): its controller is gone, and no agent has failed. Opened by
+raised, which is counted and never trained (settled 9). An agent that stands still until its session expires is cancelled. The caller
+going away cancels the agent too; the session of a training task is left as it is then, for the run to take up (TrainingStore.interrupt): its controller is gone, and no agent has failed. Opened by
 the run's token only. Used by worker.py; called by dispatcher.py.
 """
 
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from areal.base.errors import BadRequest
+from areal.base.errors import BadRequest, StoreError
 from areal.base.types import Ending, Purpose
 from areal.config.run import RunConfig
 from areal.proxy.sessions import Sessions, StartRequest
@@ -26,6 +28,9 @@ from areal.rollout.agents import Agent, load_agent, rewards_of
 from areal.web.app import Application, add_route, send_json
 from areal.web.auth import SessionKey, presented_keys, require
 from areal.web.body import disconnected, read_body
+
+LOOK_S = 15.0  # between two looks whether the session of an agent still runs
+CANCEL_S = 10.0  # that a cancelled agent may take to tidy up
 
 _log = logging.getLogger("areal.agents")
 
@@ -88,7 +93,8 @@ class AgentRuns:
         reward: float | None = None
         error = ""
         try:
-            rewards = rewards_of(await agent.run(dict(request.task), base_url=self._base_url, api_key=key))
+            work = agent.run(dict(request.task), base_url=self._base_url, api_key=key)
+            rewards = rewards_of(await self._while_its_session_runs(work, opened))
             for interaction_id, value in rewards.items():
                 await self._sessions.reward(opened, value, interaction_id)
             reward, ending = sum(rewards.values()), "ended"
@@ -101,3 +107,20 @@ class AgentRuns:
             _log.warning("the agent failed on task %r: %s", request.task_id, error)
         await self._sessions.end(opened, ending)
         return {"session_id": session.id, "reward": reward, "error": error}
+
+    async def _while_its_session_runs(self, work: Awaitable[object], key: SessionKey) -> object:
+        """What the agent returns. One that stands still until its session has expired is cancelled: it holds a slot that nobody gets, and
+        with enough of them nothing would ever be trained again."""
+        agent = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({agent}, timeout=LOOK_S))[0]:
+                with suppress(StoreError):  # it is busy or away; the next look tells
+                    row, _ = await self._sessions.look(key)
+                    if row.ending == "expired":
+                        raise TimeoutError(
+                            f"session {row.id} expired before the agent came to its end (rollout.agent.session_timeout_seconds)"
+                        )
+            return agent.result()
+        finally:
+            agent.cancel()
+            await asyncio.wait({agent}, timeout=CANCEL_S)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from itertools import islice
 
 import pytest
 
 from areal.base.errors import BadRequest, ConfigError
+from areal.base.types import Limits
 from areal.config.load import resolve
-from areal.rollout.agent_runs import AgentRuns
+from areal.proxy.sessions import SessionPolicy, Sessions
+from areal.rollout.agent_runs import AgentRuns, RunRequest
 from areal.rollout.agents import load_agent, rewards_of
 from areal.rollout.datasets import Task, comes_from, endless, read_tasks
 from areal.store.base import Given
+from areal.web.auth import SessionKeys
 
 
 def write(tmp_path, text: str) -> str:
@@ -144,3 +149,32 @@ def test_rewards_are_numbers_for_the_last_answer_or_by_id() -> None:
     for bad in (True, "1.0", float("nan"), float("inf"), {"a": None}, [1.0]):
         with pytest.raises(BadRequest, match="return a number"):
             rewards_of(bad)
+
+
+class StandsStill(OneAgent):
+    cancelled = False
+
+    async def run(self, task, *, base_url, api_key) -> float:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            StandsStill.cancelled = True
+
+
+async def test_an_agent_that_stands_still_is_cancelled_when_its_session_expires(store, monkeypatch) -> None:
+    """Its slot is free again in the store by then; while it lived, the dispatcher would count it as running."""
+    monkeypatch.setattr("areal.rollout.agent_runs.LOOK_S", 0.01)
+    await store.training.set_limits(Limits(max_concurrent=1, max_lag=0, batch_groups=1))
+    config = resolve(None, ["rollout.agent.mode=inline", f"rollout.agent.path={__name__}:StandsStill"]).config
+    sessions = Sessions(store, SessionKeys(bytes(range(32))), worker="w0", policy=SessionPolicy())
+    runs = AgentRuns(config, sessions, base_url="http://x", run_token="t")
+    running = asyncio.create_task(runs.run(RunRequest("a", {})))
+    async with asyncio.timeout(60):
+        while not await store.sessions.expire(time.time() + 60, []):
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        outcome = await running
+    assert StandsStill.cancelled
+    assert outcome["error"].startswith("TimeoutError: session a expired before the agent came to its end")
+    assert outcome["reward"] is None
+    assert (await store.sessions.get("a")).ending == "expired"
