@@ -5,8 +5,9 @@
 
 The answer comes when the agent is done. Its session is ended before: `ended` with its reward, or `reward_failed` if the agent
 raised, which is counted and never trained (settled 9). An agent that stands still until its session expires is cancelled. The caller
-going away cancels the agent too; the session of a training task is left as it is then, for the run to take up (TrainingStore.interrupt): its controller is gone, and no agent has failed. Opened by
-the run's token only. Used by worker.py; called by dispatcher.py.
+going away cancels the agent too; the session of a training task is left as it is then, for the run to take up
+(TrainingStore.interrupt): its controller is gone, and no agent has failed. Opened by the run's token only. Used by worker.py; called by
+dispatcher.py.
 """
 
 from __future__ import annotations

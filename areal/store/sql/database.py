@@ -7,8 +7,8 @@
 
 A durable commit costs one fsync whatever it holds, so all writes of this process pass through one thread: it takes the write lock,
 then everything that queued up meanwhile (at most BATCH operations), commits once, and only then answers. If one of them raises,
-all are run again, each in a savepoint of its own. Waiting for the lock and for the previous fsync is what fills a batch; nothing sleeps to fill it. An operation
-that raises is undone alone. When the database itself fails (disk full, I/O error, locked for too long, server gone) the whole
+all are run again, each in a savepoint of its own. Waiting for the lock and for the previous fsync is what fills a batch; nothing sleeps
+to fill it. An operation that raises is undone alone. When the database itself fails (disk full, I/O error, locked for too long, server gone) the whole
 transaction is rolled back, every caller in it gets StoreError, and the next batch starts on a new connection, so the store works
 again as soon as the cause is gone. An operation must not touch anything but its connection: it may not run at all if its caller
 was cancelled. What databases do differently is behind Engine (engine.py).
