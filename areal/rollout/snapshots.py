@@ -41,6 +41,7 @@ from areal.engine.checkpoint_files import (
 from areal.engine.nets import Nets
 
 KEPT_STATES = 2  # the newest, and the one before it for the case that the newest is damaged
+SAY_S = 30.0  # a wait for the disk longer than this is said, and again every so often
 Purpose = Literal["saver", "recover"]
 
 
@@ -129,10 +130,17 @@ class Snapshots:
         about = {"kept_for": sorted(purposes), "version": asdict(version), "origin": dict(self._origin)}
         writing = await self._nets.begin_save(str(path), version.step, full="recover" in purposes, about=about)
         self._failed = None
-        self._writing = asyncio.create_task(self._finish(Snapshot(version.step, path), writing, waited))
+        self._writing = asyncio.create_task(self._finish(Snapshot(version.step, path), writing, waited), name=f"checkpoint {path.name}")
 
     async def written(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until nothing is being written, and say so where that takes long."""
+        started = time.monotonic()
+        while self._writing is not None and not (await asyncio.wait({self._writing}, timeout=SAY_S))[0]:
+            announce(
+                "RLTrainer",
+                f"waiting for {self._writing.get_name()} to be on disk for {time.monotonic() - started:.0f} s; if that disk hangs: while the "
+                "run stops, one more Ctrl-C or SIGTERM ends it without",
+            )
         if self._writing is not None:
             writing, self._writing = self._writing, None
             await writing

@@ -155,6 +155,25 @@ async def test_the_end_is_saved_once_and_waits_for_the_disk(tmp_path: Path) -> N
     assert read_mark(tmp_path / "step-000001").about["kept_for"] == ["recover", "saver"]
 
 
+async def test_a_disk_that_hangs_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("areal.rollout.snapshots.SAY_S", 0.01)
+    caplog.set_level(logging.INFO, logger="areal")
+    ranks = Ranks()
+    async with snapshots(tmp_path, ranks) as saving:
+        ranks.gate.clear()
+        end = asyncio.create_task(saving.save(version(7)))
+        async with asyncio.timeout(60):
+            while "waiting for checkpoint step-000007 to be on disk" not in caplog.text:
+                await asyncio.sleep(0.01)
+        end.cancel()  # one more Ctrl-C
+        await asyncio.wait({end})
+    assert end.cancelled()
+    assert "one more Ctrl-C or SIGTERM ends it without" in caplog.text
+    assert names(tmp_path) == []
+
+
 async def test_what_cannot_be_written_is_said_and_the_last_good_one_stands(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
