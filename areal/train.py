@@ -87,7 +87,9 @@ async def evaluate(run: Run, step: int, *, last: bool = False) -> None:
     ):
         return
     trying = run.evaluation.run(step)
-    reward = await (trying if last else run.unless_stopped(trying))  # at the end nobody feeds whose failure could end it
+    reward = await (
+        trying if last else run.unless_stopped(trying)
+    )  # at the end nobody feeds whose failure could end it
     if reward is not None:
         Log("eval").line(step=step, reward=reward, tasks=run.evaluation.tasks, version=run.gate.current.label)
         run.metrics.write(step, {"eval/reward": reward})

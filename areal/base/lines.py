@@ -38,7 +38,10 @@ class LineFile:
             self._said = False
         elif not self._said:
             self._said = True
-            warn("Files", f"a line of {self._path} is lost, as are those that follow until there is room: {reason}; free space there")
+            warn(
+                "Files",
+                f"a line of {self._path} is lost, as are those that follow until there is room: {reason}; free space there",
+            )
 
     def close(self) -> None:
         """Closing twice does nothing."""

@@ -114,7 +114,10 @@ class LocalProcess:
             self.end_tree()
         await asyncio.wait({self.exit}, timeout=KILL_S)
         if not self.exit.done():
-            warn("Scheduler", f"{self.name} (pid {self.pid}) cannot be ended: it waits for a disk or device that does not answer")
+            warn(
+                "Scheduler",
+                f"{self.name} (pid {self.pid}) cannot be ended: it waits for a disk or device that does not answer",
+            )
 
     def end_tree(self) -> None:
         """Kill what is left of it, itself included. Only while it runs or right after its end."""

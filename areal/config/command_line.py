@@ -83,7 +83,10 @@ def run_from_command_line(
     except ConfigError as error:
         _say_error(error)
         return 2
-    except (ArealError, OSError) as error:  # a full disk, a file without the rights for it: as in the run's other processes
+    except (
+        ArealError,
+        OSError,
+    ) as error:  # a full disk, a file without the rights for it: as in the run's other processes
         _say_error(error)
         return 1
     except KeyboardInterrupt:

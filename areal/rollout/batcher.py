@@ -36,7 +36,9 @@ POLL_S = 0.05  # other processes write the store, and SQLite cannot call us: one
 LOOK_S = 0.5  # groups that are too few for a batch are read this often, for those that are to be dropped; counting them is cheap
 SAY_S = 10.0  # a wait longer than this is explained in the log, and again every so often
 NAMED = 5  # tasks in one line of the log
-REFUSALS = 20  # of one batch in a row: what changed is read at the next look, so that one refusal says all there is to say
+REFUSALS = (
+    20  # of one batch in a row: what changed is read at the next look, so that one refusal says all there is to say
+)
 
 
 class Batcher:
@@ -71,7 +73,9 @@ class Batcher:
         self._finished = 0  # fresh groups at the last look
         self._held: list[RunningGroup] = []  # those without which the step must not begin
         self._held_since: float | None = None
-        self._refused: Counter[tuple[tuple[str, tuple[str, ...]], ...]] = Counter()  # the members of the batch that was refused last
+        self._refused: Counter[tuple[tuple[str, tuple[str, ...]], ...]] = (
+            Counter()
+        )  # the members of the batch that was refused last
 
     async def next_batch(self) -> Batch:
         """Wait for batch_groups groups that are fresh enough, and for what must not be left behind; returns the most urgent."""

@@ -67,7 +67,9 @@ class RolloutReporter:
             try:
                 await self._look(size)
                 said = False
-            except StoreError as error:  # a server that is away, a lock held for long: it passes, and the lines are made up for
+            except (
+                StoreError
+            ) as error:  # a server that is away, a lock held for long: it passes, and the lines are made up for
                 if not said:
                     warn("Rollout", f"the [rollout] lines wait: {error}")
                 said = True

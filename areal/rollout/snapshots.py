@@ -130,7 +130,9 @@ class Snapshots:
         about = {"kept_for": sorted(purposes), "version": asdict(version), "origin": dict(self._origin)}
         writing = await self._nets.begin_save(str(path), version.step, full="recover" in purposes, about=about)
         self._failed = None
-        self._writing = asyncio.create_task(self._finish(Snapshot(version.step, path), writing, waited), name=f"checkpoint {path.name}")
+        self._writing = asyncio.create_task(
+            self._finish(Snapshot(version.step, path), writing, waited), name=f"checkpoint {path.name}"
+        )
 
     async def written(self) -> None:
         """Wait until nothing is being written, and say so where that takes long."""

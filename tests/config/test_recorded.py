@@ -30,7 +30,9 @@ def test_what_a_later_start_has_otherwise_is_named_with_both_values(tmp_path: Pa
         "rollout.agent.admin_api_key=another-secret-of-bob-and-eve",
     )
     changes = before.changes(now)
-    assert {"actor.optimizer.lr=0.001, was 0.0001", "critic=set, was null", "rollout.queue_size=32, was null"} < set(changes)
+    assert {"actor.optimizer.lr=0.001, was 0.0001", "critic=set, was null", "rollout.queue_size=32, was null"} < set(
+        changes
+    )
     [secret] = [change for change in changes if change.startswith("rollout.agent.admin_api_key=")]
     assert len(changes) == 4
     assert "secret" not in secret.partition("=")[2]

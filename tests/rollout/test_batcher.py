@@ -274,7 +274,9 @@ async def test_groups_that_are_too_few_are_counted_often_and_read_seldom(store, 
     assert (await asyncio.wait_for(waiting, 30)).sessions == 2
 
 
-async def test_a_store_that_shows_groups_and_never_gives_them_ends_the_run_with_a_sentence(store, played, batching) -> None:
+async def test_a_store_that_shows_groups_and_never_gives_them_ends_the_run_with_a_sentence(
+    store, played, batching
+) -> None:
     """So it was where a process read another log than it wrote: the queue was full, and the run waited for ever."""
     _, batcher = await batching(batch=1)
     await played.session("a")

@@ -53,7 +53,7 @@ async def test_a_task_id_that_stands_twice_in_the_file_starts_sessions_of_its_ow
     worker = Recording()
     twice = chain([Task("a", {"x": 1}), Task("a", {"x": 2})], more_tasks())
     async with Dispatcher([worker], gate, store.training, n_samples=2, tasks=twice) as dispatcher:  # type: ignore[list-item]
-        while len(worker.asked) < 4:
+        while len(worker.asked) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await dispatcher.evaluate([Task("a", {}), Task("a", {})], label="eval-0")
     assert [body["task"] for body in worker.asked[:4]] == [{"x": 1}] * 2 + [{"x": 2}] * 2

@@ -116,7 +116,7 @@ async def test_a_store_that_is_away_for_a_while_ends_no_report(
     with open_log(log.path, run_id="r", terminal=False), MetricsFile(log.metrics, "r") as metrics:
         async with RolloutReporter(store, gate, metrics, on_counts=lambda _: None):
             async with asyncio.timeout(60):
-                while looks < 4:
+                while looks < 4:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await played.session("after", reward=1.0)
             assert (await log.wait(1))[0]["generated"] == 1

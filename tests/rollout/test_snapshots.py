@@ -165,7 +165,7 @@ async def test_a_disk_that_hangs_is_named_with_the_way_out(
         ranks.gate.clear()
         end = asyncio.create_task(saving.save(version(7)))
         async with asyncio.timeout(60):
-            while "waiting for checkpoint step-000007 to be on disk" not in caplog.text:
+            while "waiting for checkpoint step-000007 to be on disk" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         end.cancel()  # one more Ctrl-C
         await asyncio.wait({end})
@@ -211,7 +211,10 @@ async def test_a_pointer_that_cannot_be_moved_is_said_and_older_ones_go_all_the_
             await saving.save_if_due(version(step))  # the run goes on
         await saving.written()
     said = [record.getMessage() for record in caplog.records]
-    assert [f"the checkpoint of step {step} stands, but `latest`" in text for step, text in zip((1, 2, 3), said, strict=True)] == [True] * 3
+    assert [
+        f"the checkpoint of step {step} stands, but `latest`" in text
+        for step, text in zip((1, 2, 3), said, strict=True)
+    ] == [True] * 3
     assert names(tmp_path) == ["latest", "step-000002", "step-000003"]
 
 

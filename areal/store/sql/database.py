@@ -37,7 +37,9 @@ BATCH = 64  # operations per commit: enough to hide the fsync, short enough that
 READERS = 2
 AGAIN_S = 0.5  # between two tries of a write that has patience
 SAY_S = 30.0  # between two log lines about them
-CLOSE_S = 60.0  # the longest wait for the last commit: other processes of the run are stopped only after the store is closed
+CLOSE_S = (
+    60.0  # the longest wait for the last commit: other processes of the run are stopped only after the store is closed
+)
 
 _log = logging.getLogger("areal.store")
 
@@ -209,7 +211,9 @@ class Database:
             connection.execute("COMMIT")
         except (StoreError, self.engine.errors) as error:
             self._abandon_connection()
-            refused = error if isinstance(error, StoreError) else self.engine.refused(error)  # connecting says it itself
+            refused = (
+                error if isinstance(error, StoreError) else self.engine.refused(error)
+            )  # connecting says it itself
             # What waits behind would only wait for the same failure again.
             return self._fail(batch + self._drain(limit=None), refused)
         return batch
