@@ -146,7 +146,11 @@ OPENCODE = Play(
     ("I will  look. " + call("bash", command="cat hello.txt", description="Read it"), "It says  hello \u2713."),
 )
 OPENCODE_TITLE = Play("You are a title generator", ("A  title",))
-OPENCLAW = Play("play-openclaw", ("I will  look. " + call("exec", command="cat hello.txt"), "It says  hello \u2713."))
+OPENCLAW = Play(
+    "play-openclaw",
+    ("I will  look. " + call("exec", command="cat hello.txt"), "It says  hello \u2713."),
+    delay_ms=20.0,  # so that a reader that is late still reads in more than one piece
+)
 QWEN_CODE = Play(
     "play-qwen",
     (
