@@ -67,7 +67,7 @@ class Upholder:
             try:
                 step = await asyncio.to_thread(safe_step, self._folder)
                 count = await self._upkeep.forget(self._keep, step)
-            except StoreError as error:
+            except (StoreError, OSError) as error:  # also a folder of checkpoints that cannot be read just now
                 _log.warning("old content is deleted later: %s", error)
             else:
                 if count:

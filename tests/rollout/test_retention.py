@@ -50,6 +50,25 @@ async def test_the_file_shrinks_to_its_bound_while_the_run_goes_on(
         assert (await store.training.counts()).consumed == 30
 
 
+async def test_a_checkpoint_that_cannot_be_read_just_now_delays_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = tmp_path / "step-000003" / "checkpoint.json"
+    mark.mkdir(parents=True)
+    async with await open_store(store_url(tmp_path / "store.sqlite")) as store:
+        await store.training.set_limits(Limits(max_concurrent=99, max_lag=0, batch_groups=99))
+        session = await store.sessions.begin(SessionRequest("t", "k", "w0", "eval"))
+        await store.sessions.add(large(session.id))
+        await store.sessions.end(session.id, "ended")
+        async with Upholder(store.upkeep, Retention(seconds=0.0), tmp_path, period_s=0.01):
+            while "old content is deleted later" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert await store.sessions.interactions(session.id)
+            mark.rmdir()
+            while await store.sessions.interactions(session.id):
+                await asyncio.sleep(0.01)
+
+
 def test_without_a_recovery_state_nothing_trained_is_safe(tmp_path: Path) -> None:
     (tmp_path / "step-000003").mkdir()  # half-written
     assert safe_step(tmp_path) == 0
