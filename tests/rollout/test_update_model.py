@@ -116,11 +116,11 @@ def by_others(world: World, bounds: Bounds) -> Iterator[World]:
         yield arrives(replace(world, sent=world.sent - {load}), load)
     for load, served in world.answers:
         left = replace(world, answers=world.answers - {(load, served)})
-        if load in world.open:  # else the controller has hung up
-            heard = (
-                update.loaded(load.server, load.attempt) if served else update.load_failed(load.server, load.attempt)
-            )
+        heard = update.loaded(load.server, load.attempt) if served else update.load_failed(load.server, load.attempt)
+        if load in world.open:
             left = left.step(heard, closing=load)
+        else:  # the controller has hung up; were it to hear this all the same, nothing would change
+            assert heard == (update, ()), "an answer counts that nobody waits for"
         yield left
     for worker, tell in world.told:
         known = world.workers[worker]
