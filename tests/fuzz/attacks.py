@@ -190,13 +190,13 @@ def _mutation(data: st.DataObject, value: Any) -> Any:
         return changed(value, path, lambda one: Twice(one) if isinstance(one, dict) else one)
     if kind == "many":
         times = data.draw(st.sampled_from([2, 50, 1000]))
-        return changed(value, path, lambda one: _repeated(one, times) if isinstance(one, list) else one)
+        return changed(value, path, lambda one: repeated(one, times) if isinstance(one, list) else one)
     if not path:
         return value
     return changed(value, path[:-1], lambda one: _without(one, path[-1]))
 
 
-def _repeated(items: list[Any], times: int) -> list[Any]:
+def repeated(items: list[Any], times: int) -> list[Any]:
     """The items so many times, or as often as makes a body well above every limit: three thousandfold lists in one another fill
     any memory, the client's own first."""
     return items * min(times, 1 + LARGEST_BODY // (1 + len(written(items))))

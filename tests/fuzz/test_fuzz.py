@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from areal.gateway.paths import ROUTES
-from tests.fuzz.attacks import ATTACKS
+from tests.fuzz.attacks import ATTACKS, LARGEST_BODY, repeated, written
 from tests.fuzz.bursts import Bursts
 from tests.fuzz.described import as_described, operations
-from tests.fuzz.target import Target
+from tests.fuzz.target import BODY_LIMIT, Target
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,13 @@ def test_the_service_is_as_its_openapi_description_says(target: Target) -> None:
     for number, operation in enumerate(described):
         as_described(target, operation, examples=6, random_seed=number)
     target.check()
+
+
+def test_lists_in_lists_stay_a_little_above_every_limit() -> None:
+    items: list[object] = [{"role": "user", "content": "x"}]
+    for _ in range(3):
+        items = repeated([*items, items], 1000)
+    assert BODY_LIMIT < len(written(items)) < 3 * LARGEST_BODY
 
 
 @pytest.mark.heavy

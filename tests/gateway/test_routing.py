@@ -10,9 +10,10 @@ import orjson
 import pytest
 
 from areal.base.errors import StoreError
-from areal.base.types import SessionRequest
+from areal.base.types import SessionRequest, WorkerInfo
 from areal.gateway.paths import find_route
-from areal.gateway.routing import Directory
+from areal.gateway.routing import LONG_SILENCE_S, Directory
+from areal.store import open_store, store_url
 from areal.web.auth import SessionKeys, key_hash
 
 READING_AGE_S = 0.25  # a little more than the test gateway lets a reading of the registry grow old
@@ -316,3 +317,17 @@ async def test_the_last_reading_serves_while_the_store_cannot_be_read(run, http)
     finally:
         fill(whole)
     assert (await fresh.find("w0")).url == run.workers["w0"].url
+
+
+async def test_while_no_heartbeat_can_be_written_those_that_were_there_are_asked(tmp_path):
+    now = [1000.0]
+    async with await open_store(store_url(tmp_path / "store.sqlite"), clock=lambda: now[0]) as store:
+        directory = Directory(store.registry, reading_age_s=0.0)
+        for name in ("w0", "w1"):
+            await store.registry.heartbeat(WorkerInfo(name, f"http://127.0.0.1/{name}", 1, "host", 0.0))
+        now[0] += 60
+        assert [one.id for one in await directory.live(anew=True)] == ["w0", "w1"]
+        await store.registry.heartbeat(WorkerInfo("w1", "http://127.0.0.1/w1", 1, "host", 0.0))
+        assert [one.id for one in await directory.live(anew=True)] == ["w1"], "one is fresh, so the other is gone"
+        now[0] += 2 * LONG_SILENCE_S
+        assert await directory.live(anew=True) == ()

@@ -65,7 +65,7 @@ async def test_a_checkpoint_that_cannot_be_read_just_now_delays_it(
                 await asyncio.sleep(0.01)
             assert await store.sessions.interactions(session.id)
             mark.rmdir()
-            while await store.sessions.interactions(session.id):
+            while await store.sessions.interactions(session.id):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
