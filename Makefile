@@ -38,8 +38,11 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict areal
 
+# Most tests wait for processes they started, so more of them than cores run at once. WORKERS=0: one by one, for --pdb.
+WORKERS ?= 3
+
 test: lint
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 MINUTES ?= 10
 

@@ -1,13 +1,24 @@
 """Options of the whole test suite: `--heavy` runs what is marked heavy, `--device cuda` the numeric tests on a GPU,
-`--write-clients-page` makes the tests of real agents write docs/clients.md instead of comparing with it."""
+`--write-clients-page` makes the tests of real agents write docs/clients.md instead of comparing with it.
+
+`make test` runs the files in several processes (pytest-xdist: `-n 3 --dist loadfile`): a file's tests stay together, in
+order, and no file may count on another one's having run. Each process has its own state folder and one thread for torch.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.store.postgres import Missing, PostgresServer, postgres_server
+
+# Folders whose files take longest: begun first, so that no process is left alone with one of them at the end.
+FIRST = ("e2e", "faults", "tools", "examples", "models", "engine", "rollout", "clients")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the processes share the cores
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,12 +30,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_rank)
     if config.getoption("--heavy"):
         return
     skip = pytest.mark.skip(reason="heavy: run with --heavy, as .ci/run does")
     for item in items:
         if "heavy" in item.keywords:
             item.add_marker(skip)
+
+
+def _rank(item: pytest.Item) -> int:
+    folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What runs and gateways leave in the user's state folder they leave in one of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")
