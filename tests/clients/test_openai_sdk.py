@@ -98,10 +98,10 @@ async def test_T019_a_failure_in_mid_stream_is_an_api_error(make_service: Any) -
 async def test_T040_the_sdks_own_retry_after_its_time_out_leaves_one_trained_answer(
     make_service: Any, eventually: Any
 ) -> None:
-    slow = {"pieces": ["x"] * 50, "delay_ms": 50}
+    slow = {"pieces": ["x"] * 500, "delay_ms": 50}
     service = await make_service([slow, SPOKEN])
     key = await service.start()
-    async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key, timeout=0.5, max_retries=1) as client:
+    async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key, timeout=1.5, max_retries=1) as client:
         answer = await client.chat.completions.create(model="m", messages=HI)
     assert answer.choices[0].message.content == "Hello"
     await eventually(lambda: service.calls()["running"] == 0)
@@ -119,7 +119,7 @@ async def test_T018_closing_a_stream_aborts_it(make_service: Any, eventually: An
             if chunk.choices[0].delta.content:
                 break
         await stream.close()
-    await eventually(lambda: service.calls()["aborted"] == 1, bound_s=5.0)
+    await eventually(lambda: service.calls()["aborted"] == 1)
 
 
 async def test_many_sessions_at_once_each_with_two_turns(make_service: Any) -> None:

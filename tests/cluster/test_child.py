@@ -42,7 +42,7 @@ def start(folder: Path, body: str, spec: Path) -> subprocess.Popen[str]:
 
 def run(folder: Path, body: str, **changes: Any) -> tuple[int, str]:
     child = start(folder, body, write_spec(folder, **changes))
-    _, errors = child.communicate(timeout=30)
+    _, errors = child.communicate(timeout=60)
     return child.returncode, errors
 
 
@@ -126,7 +126,7 @@ def test_sigterm_unwinds_and_exits_0(tmp_path: Path, body: str) -> None:
     child = start(tmp_path, HEAD + body + "run_child(main)\n", write_spec(tmp_path))
     wait_for(tmp_path / "child.ready.json")
     child.send_signal(signal.SIGTERM)
-    _, errors = child.communicate(timeout=30)
+    _, errors = child.communicate(timeout=60)
     assert (child.returncode, errors.strip()) == (0, "unwound")
 
 

@@ -185,7 +185,7 @@ async def test_a_process_that_hangs_in_the_kernel_holds_nobody(
     async with LocalScheduler(tmp_path / "run") as scheduler:
         [process] = await scheduler.start(job("rank-0", DEAF))
         await process.ready(60)
-        await asyncio.wait_for(process.stop(grace_s=0.1), 30)
+        await asyncio.wait_for(process.stop(grace_s=0.1), 60)
         assert f"rank-0 (pid {process.pid}) cannot be ended" in caplog.text
         os.kill(process.pid, signal.SIGKILL)
         assert await process.wait() == -signal.SIGKILL

@@ -127,7 +127,7 @@ class Site:
         if token is not None:
             request.add_header("Authorization", f"Bearer {token or self.token}")
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.headers, answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -149,5 +149,5 @@ def site(run_folder: Path) -> Iterator[Site]:
     assert found is not None
     yield Site(found[1], found[2])
     server.terminate()
-    assert server.wait(20) == 0
+    assert server.wait(60) == 0
     server.stdout.close()

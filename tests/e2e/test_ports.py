@@ -101,7 +101,7 @@ def test_a_scan_from_outside_finds_the_gateway_alone(run: tuple[Path, psutil.Pro
         request = urllib.request.Request(f"http://{outside}:{port_of(urls(run[0])['gateway'])}{path}")
         request.method, request.data = ("POST", b"{}") if "control" in path else ("GET", None)
         with pytest.raises(urllib.error.HTTPError) as refused:
-            OPENER.open(request, timeout=20)
+            OPENER.open(request, timeout=60)
         assert refused.value.code == 403
         refused.value.close()
 
@@ -116,14 +116,14 @@ def test_no_inner_port_does_anything_without_the_runs_token(
     if key:
         request.add_header("authorization", f"Bearer {key}")
     with pytest.raises(urllib.error.HTTPError) as refused:
-        OPENER.open(request, timeout=20)
+        OPENER.open(request, timeout=60)
     assert refused.value.code == 401
     refused.value.close()
 
 
 def test_a_rank_hangs_up_on_who_does_not_say_hello(run: tuple[Path, psutil.Process]) -> None:
     host, _, port = urls(run[0])["rank-0"].removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as link:
+    with socket.create_connection((host, int(port)), timeout=60) as link:
         link.sendall(b"GET / HTTP/1.1\r\n\r\n")
         link.shutdown(socket.SHUT_WR)
         assert link.recv(100) == b""

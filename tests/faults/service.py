@@ -25,6 +25,7 @@ from areal.base.types import Limits
 from areal.config.load import load_config
 from areal.store import open_store, store_url
 from areal.store.base import Store
+from tests.ports import quiet_port
 
 ADMIN = "admin-key-of-the-fault-tests"
 RUN_TOKEN = "run-token-of-the-fault-tests"
@@ -71,8 +72,6 @@ class Service:
         for name in names:
             ready = self.folder / f"{name}.ready.json"
             until(lambda name=name, ready=ready: ready.exists() or self._died(name))
-            if name.startswith("g"):
-                self.ports[name] = int(self.url(name).rpartition(":")[2])
 
     def kill(self, name: str) -> None:
         """SIGKILL, and wait for its end."""
@@ -141,7 +140,7 @@ class Service:
             }
         return "areal.gateway.server", common | {
             "host": "127.0.0.1",
-            "port": self.ports.get(name, 0),
+            "port": self.ports.setdefault(name, quiet_port()),
             "log_dir": "",
             "max_body_bytes": 1 << 20,
             "run_id": "faults/run",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.faults.service import ADMIN
+from tests.ports import quiet_port
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("gateway", "worker", "server", "rank", "controller")
@@ -53,7 +53,7 @@ class Target:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "run"
-        self.port = _free_port()
+        self.port = quiet_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = os.environ | {"XDG_STATE_HOME": str(folder / "state")}
         self.controller: subprocess.Popen[bytes] | None = None
@@ -172,10 +172,3 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = SOON_S
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

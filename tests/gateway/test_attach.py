@@ -22,6 +22,7 @@ from areal.gateway.splice import Splice
 from areal.gateway.state import GatewayFacts
 from areal.web.address import bind, url_of
 from areal.web.serve import serve
+from tests.ports import quiet_port
 
 CHAT = "/gateway/v1/chat/completions"
 
@@ -124,11 +125,8 @@ async def test_no_key_crosses_the_port(run):
 
 
 async def test_refused_is_none_at_once_and_a_stranger_gets_a_sentence_and_no_secret(run):
-    listener = bind("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    listener.close()
     said = []
-    assert await find([f"http://localhost:{port}"], say=said.append) is None
+    assert await find([f"http://localhost:{quiet_port()}"], say=said.append) is None
     assert said == []
 
     got = bytearray()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from areal.web.address import bind
+from tests.ports import quiet_port
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "launch_async.sh"
 
@@ -22,9 +23,7 @@ class Launch:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.seen = folder, folder / "seen"
-        listener = bind("127.0.0.1", 0)
-        self.port = listener.getsockname()[1]
-        listener.close()
+        self.port = quiet_port()
         monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
         monkeypatch.setenv("TAOTOKEN_API_KEY", "upstream-secret-0815")
         monkeypatch.setenv("GATEWAY_PORT", str(self.port))

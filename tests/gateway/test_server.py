@@ -62,7 +62,7 @@ class Processes:
 
     async def end(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         """Its exit code and stderr."""
-        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
         return process.returncode, errors
 
 

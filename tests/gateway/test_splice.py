@@ -34,7 +34,7 @@ async def test_T104_chunks_leave_when_they_arrive_and_bytes_are_untouched(place,
         assert response.content_type == "text/event-stream"
         for piece, may_go in zip(pieces, go, strict=True):
             may_go.set()  # the worker writes this piece only now, so having it proves that nothing waits for the next
-            assert await asyncio.wait_for(response.content.readexactly(len(piece)), 10) == piece
+            assert await asyncio.wait_for(response.content.readexactly(len(piece)), 60) == piece
         assert await response.content.read() == b""
 
 
@@ -117,7 +117,7 @@ async def test_a_client_that_leaves_closes_the_workers_connection_at_once(place,
     await response.content.readany()
     caplog.set_level("INFO", "areal")
     response.close()
-    await asyncio.wait_for(worker.client_left.wait(), 10)
+    await asyncio.wait_for(worker.client_left.wait(), 60)
     while "status=499" not in caplog.text:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert "stopping" not in caplog.text  # it is the client that ended this
@@ -133,9 +133,9 @@ async def test_a_client_that_leaves_before_the_answer_begins_is_noticed_too(plac
     worker = place.workers["w0"]
     worker.answer = answer
     request = asyncio.create_task(http.post(place.url + CHAT, data=b"{}", headers=place.headers()))
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), 60)
     request.cancel()
-    await asyncio.wait_for(worker.client_left.wait(), 10)
+    await asyncio.wait_for(worker.client_left.wait(), 60)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ async def test_a_client_that_leaves_in_mid_upload_is_gone_not_a_worker_failure(p
         await asyncio.Event().wait()
 
     request = asyncio.create_task(http.post(place.url + CHAT, data=upload(), headers=place.headers()))
-    await asyncio.wait_for(halfway.wait(), 10)
+    await asyncio.wait_for(halfway.wait(), 60)
     await asyncio.sleep(0.1)
     request.cancel()
     while True:

@@ -23,6 +23,7 @@ from areal.base.errors import BackendError, BackendTimeout, BadRequest, ContextO
 from areal.base.types import GenerateRequest, SamplingParams, TokenChunk
 from areal.chat import scripted_renderer
 from areal.inference import HttpBackend, connect
+from tests.ports import quiet_port
 
 TOKEN = "run-token"
 SCRIPT = [
@@ -72,7 +73,7 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.stderr is not None
         self.process.stderr.close()
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:
@@ -166,7 +167,7 @@ async def test_leaving_the_stream_aborts_the_request(server: Server, backend: Ht
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (calls := await server.calls())["aborted"] < aborted + 2 or calls["running"]:  # noqa: ASYNC110 (a process)
             await asyncio.sleep(0.02)
     states = {call["session_id"]: call for call in calls["calls"]}
@@ -211,8 +212,7 @@ async def test_silence_is_a_timeout(server: Server) -> None:
 
 
 async def test_a_server_that_is_not_there_is_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = quiet_port()
     backend = connect("scripted", f"http://127.0.0.1:{port}", TOKEN)
     with pytest.raises(BackendError, match=f"127.0.0.1:{port} is not reachable"):
         await backend.health()
@@ -241,7 +241,7 @@ async def test_a_server_that_dies_in_mid_stream_is_a_backend_error(tmp_path: Pat
     backend = connect("scripted", server.url, TOKEN)
     received: list[TokenChunk] = []
     stream = asyncio.create_task(collect(backend, server.request("endless", "kill"), received))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not received:  # noqa: ASYNC110 (filled by the other task)
             await asyncio.sleep(0.01)
     server.process.kill()
@@ -257,7 +257,7 @@ async def test_sigterm_ends_the_process_although_a_stream_is_open(tmp_path: Path
     server = Server(tmp_path, write(tmp_path / "script.jsonl", SCRIPT))
     backend = connect("scripted", server.url, TOKEN)
     stream = asyncio.create_task(collect(backend, server.request("wait", "drain")))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (await server.calls())["running"]:  # noqa: ASYNC110 (a process)
             await asyncio.sleep(0.02)
     assert await asyncio.to_thread(server.stop) == 0

@@ -77,7 +77,7 @@ def test_T107_the_gateway_runs(tmp_path: Path) -> None:
         assert gateway.stdout is not None
         url = next(line for line in gateway.stdout if "Gateway ready at" in line).split()[-1]
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"{url}/health", timeout=20) as answer:
+        with opener.open(f"{url}/health", timeout=60) as answer:
             assert json.load(answer)["status"] == "ok"
         gateway.send_signal(signal.SIGTERM)
-        assert gateway.wait(timeout=30) == 0
+        assert gateway.wait(timeout=60) == 0

@@ -173,7 +173,7 @@ async def make_service(tmp_path: Path) -> AsyncIterator[MakeService]:
         yield make
 
 
-async def until(condition: Callable[[], Any], bound_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], bound_s: float = 60.0) -> None:
     """Wait for something that another task brings about."""
     async with asyncio.timeout(bound_s):
         while True:

@@ -22,7 +22,7 @@ async def test_T063_a_dead_worker_ends_the_run_with_its_death_and_not_with_what_
 
     async def watched(worker: JsonClient) -> None:
         async with Dispatcher([worker], gate, store.training, n_samples=8, tasks=more_tasks()) as dispatcher:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 with pytest.raises(TrainingError, match=r"failed \d+ times in a row .* is not reachable"):
                     await dispatcher.failure()
             raise ProcessDied("worker-0 was killed")

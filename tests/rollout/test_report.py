@@ -29,7 +29,7 @@ class Log:
         return [line.facts for line in parsed if line is not None and line.part == "rollout"]
 
     async def wait(self, count: int) -> list[dict[str, Any]]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.lines()) < count:  # noqa: ASYNC110  a file cannot wake us
                 await asyncio.sleep(0.05)
         return self.lines()

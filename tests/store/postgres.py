@@ -49,7 +49,7 @@ class PostgresServer:
         """At once, as a crash does; what was acknowledged is in its log."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
-            self.process.wait(30)
+            self.process.wait(60)
             self.process = None
 
     def make(self) -> None:

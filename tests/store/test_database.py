@@ -84,7 +84,7 @@ async def test_many_writes_share_a_commit(database: Database) -> None:
 
     def slow(_: sqlite3.Connection) -> None:
         inside.set()
-        go.wait(10)
+        go.wait(60)
 
     first = asyncio.ensure_future(database.write(slow))
     await asyncio.to_thread(inside.wait, 10)
@@ -132,7 +132,7 @@ async def test_a_disk_that_hangs_does_not_hold_the_end(
 
     write = asyncio.ensure_future(database.write(hangs))
     await asyncio.to_thread(inside.wait, 60)
-    await asyncio.wait_for(database.close(), 30)
+    await asyncio.wait_for(database.close(), 60)
     assert "d.sqlite has not answered for 0.1 s: this process ends without it" in caplog.text
     assert not write.done(), "nobody was told that it is kept"
     go.set()

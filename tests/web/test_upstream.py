@@ -250,7 +250,7 @@ async def test_an_upload_goes_up_in_chunks_and_its_failure_is_the_requests() -> 
         assert server.requests[0].endswith(b"\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
         with pytest.raises(OverflowError):
             await upstream.request("POST", url, [], upload(True), silence_s=30)
-        await asyncio.wait_for(server.left.wait(), 10)
+        await asyncio.wait_for(server.left.wait(), 60)
 
 
 async def test_where_nobody_listens_nothing_was_sent() -> None:
