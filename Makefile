@@ -14,7 +14,7 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)",$$/\1/p' pyproject.toml)
 
 help:
 	@echo "make demo     train the bundled 135M model through an OpenAI client, on this machine"
-	@echo "make test     everything this repository claims, checked (set-up included)"
+	@echo "make test     everything this repository claims, checked (set-up included); TESTS=tests WORKERS=3"
 	@echo "make fuzz     fuzz the gateway and its workers, MINUTES=10"
 	@echo "make kills    kill the processes of a training run while agents work with it, KILLS=200"
 	@echo "make lint     formatting, lint and types only"
