@@ -126,6 +126,30 @@ def pack(rows: Sequence[RowArrays], *, max_tokens: int, share_prefixes: bool = T
         yield forest.packed()
 
 
+def empty_batch() -> PackedBatch:
+    """A micro-batch that predicts nothing: one token goes through the net, so that a process without rows takes part in what all do together."""
+    none = torch.zeros(0)
+    return PackedBatch(
+        ids=torch.zeros(1, dtype=torch.long),
+        positions=torch.zeros(1, dtype=torch.long),
+        blocks=(QueryBlock(0, 1, slice(0, 1), torch.ones(1, 1, dtype=torch.bool)),),
+        source=none.long(),
+        target=none.long(),
+        row=np.zeros(0, np.int64),
+        position=np.zeros(0, np.int64),
+        temperature=none,
+        behaviour=none,
+        advantages=none,
+        weight=none,
+        interaction=none.long(),
+        version=none.long(),
+        proximal=none,
+        reference=none,
+        teacher=none,
+        row_tokens=0,
+    )
+
+
 def _inputs(row: RowArrays) -> npt.NDArray[np.int32]:
     """What has to be forwarded: everything before the last trained token."""
     return row.ids[: len(row.ids) - int(row.trained[::-1].argmax()) - 1]

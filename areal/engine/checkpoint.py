@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch import Tensor
 from areal.base.atomic import sync_folder
 from areal.base.errors import CheckpointError, ConfigError
 from areal.engine.checkpoint_files import FORMAT, MARK, STATE, File, Mark, damage, describe, read_mark, write_mark
-from areal.engine.critic import Net
+from areal.engine.net import Net
 from areal.weights.tensor_file import write_tensor_file
 
 WEIGHTS = "model.safetensors"
@@ -65,7 +64,7 @@ def hold(policy: Net, recovery: Recovery | None = None) -> Held:
         tensors = {name: _copied(tensor) for name, tensor in recovery.tensors.items()}
         recovery = Recovery(tensors, dict(recovery.facts))
     weights = {name: _copied(tensor) for name, tensor in policy.named_tensors()}
-    return Held(weights, _config_files(policy), recovery)
+    return Held(weights, policy.config_files(), recovery)
 
 
 def write(
@@ -140,12 +139,6 @@ def _copied(tensor: Tensor) -> Tensor:
 def _tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
     entry = write_tensor_file(path, tensors)
     return File(entry["bytes"], entry["checksum"])
-
-
-def _config_files(policy: Net) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as scratch:
-        policy.model.config.save_pretrained(scratch)
-        return {file.name: file.read_bytes() for file in Path(scratch).iterdir()}
 
 
 def _read(file: Path) -> dict[str, Tensor]:

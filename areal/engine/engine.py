@@ -8,8 +8,9 @@
 A step is one or more optimizer mini-batches (whole sessions), each packed into micro-batches (batch.py) whose losses add up. The proximal
 policy is the one at the start of the step: with a single mini-batch its log-probs are those of the same forward pass, detached; with
 several they are computed once, before the first update. A mini-batch in which every advantage is 0 has nothing to say: no optimizer
-step, weights and moments stay as they are. A frozen engine (reference, teacher) only scores and has no optimizer. Single-threaded;
-worker.py is its process.
+step, weights and moments stay as they are. A frozen engine (reference, teacher) only scores and has no optimizer. Where a net lies on several
+processes (engine/parallel), each has such an engine, all get the same rows and calls in the same order, and all return the same. Single-threaded; worker.py is its
+process.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ from areal.algorithms.ppo import CRITIC
 from areal.base.errors import ConfigError, TrainingError
 from areal.base.types import FloatArray
 from areal.engine import checkpoint
-from areal.engine.batch import PackedBatch, loss_weights, pack
+from areal.engine.batch import PackedBatch, loss_weights
 from areal.engine.commands import Row
-from areal.engine.critic import Net, load_critic
-from areal.engine.model import load_policy
+from areal.engine.load import load_net
+from areal.engine.net import Net
 from areal.engine.optimizer import Optimizer
+from areal.engine.parallel.apply import apply
+from areal.engine.parallel.data import share
+from areal.engine.parallel.gather import whole
+from areal.engine.parallel.world import World, local
 from areal.engine.random_state import PREFIX, random_state, restore_random_state, seed_generators
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
@@ -45,11 +50,14 @@ OUTPUT = {"policy": "the policy's log-prob", "frozen": "the frozen net's log-pro
 class TrainEngine:
     """One net, its optimizer and its algorithm. Not thread-safe: one command at a time."""
 
-    def __init__(self, policy: Net, settings: EngineSettings) -> None:
+    def __init__(self, policy: Net, settings: EngineSettings, world: World | None = None) -> None:
+        """policy: whole; it is cut for this process of the `world` here."""
         if settings.algorithm not in ALGORITHMS:
             raise ConfigError(f"no algorithm {settings.algorithm!r}; known: {', '.join(sorted(ALGORITHMS))}")
         self.policy = policy
         self.settings = settings
+        self.world = world or World.alone()
+        self._passes = apply(policy, self.world)
         self._algorithm = CRITIC if settings.role == "critic" else ALGORITHMS[settings.algorithm]
         self._drops_zero = self._algorithm.drop_zero and not settings.kl_ctl
         self._lags: dict[int, int] = {}
@@ -57,18 +65,19 @@ class TrainEngine:
         self._learns = (
             None
             if settings.role == "frozen"
-            else Optimizer(policy.named_parameters(), settings.optimizer, total_steps=settings.total_steps)
+            else Optimizer(
+                policy.trained_parameters(), settings.optimizer, total_steps=settings.total_steps, world=self.world
+            )
         )
 
     @classmethod
-    def load(cls, settings: EngineSettings) -> Self:
+    def load(cls, settings: EngineSettings, world: World | None = None) -> Self:
         """Sets this process's torch threads, seed and determinism, then loads the model."""
         torch.set_num_threads(settings.threads)
         seed_generators(settings.seed)
         torch.use_deterministic_algorithms(settings.deterministic)
-        load = load_critic if settings.role == "critic" else load_policy
-        net = load(settings.model_dir, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing)
-        return cls(net, settings)
+        world = world or World.alone()
+        return cls(load_net(settings, world), settings, world)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[FloatArray]:
@@ -96,11 +105,13 @@ class TrainEngine:
         for part, total in zip(kept, totals, strict=True):
             stats.weight_total = total if aggregation == "fixed_length" else 1.0
             self._mini_batch(self._screened(part, stats), step, stats)
+        stats.gather(self.world)
         return stats.result(seconds=time.monotonic() - started, lr=optimizer.lr(step))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Current weights in Hugging Face names, tied ones once, not copied."""
-        return self.policy.named_tensors()
+        """Current weights in Hugging Face names, tied ones once; whole, one at a time, where they are cut over several processes: all of
+        these go through it together."""
+        return whole(self.policy.named_tensors())
 
     def hold(self, step: int, *, full: bool) -> checkpoint.Held:
         """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal."""
@@ -162,25 +173,36 @@ class TrainEngine:
             raise TrainingError("the batch has no trained token; check the masks of its sessions")
         return [[row for row in rows if row.sequence in part] for part in parts]
 
-    def _packs(self, rows: Sequence[RowArrays]) -> Iterator[PackedBatch]:
-        return pack(rows, max_tokens=self.settings.max_tokens_per_mb)
+    def _packs(self, rows: Sequence[RowArrays]) -> list[PackedBatch]:
+        return share(rows, self.world, max_tokens=self.settings.max_tokens_per_mb)
 
     def _score(self, rows: Sequence[RowArrays]) -> list[FloatArray]:
-        scored = [np.zeros(len(row.ids), dtype=np.float32) for row in rows]
-        for packed in self._packs(rows):
-            logprobs, _ = self.policy.outputs(packed)
-            self._check_finite(packed, rows, logprobs)
-            values = logprobs.cpu().numpy()
+        places = [np.flatnonzero(row.trained) for row in rows]
+        first = np.cumsum([0, *map(len, places)])
+        found = torch.zeros(int(first[-1]), device=self.world.device)
+        trouble: list[str] = []
+        packs = self._packs(rows)
+        for packed, outputs in zip(packs, self._passes.score(packs), strict=True):
+            if outputs is None or not self.world.counts:
+                continue
+            trouble += self._not_finite(packed, rows, outputs)
             for number in np.unique(packed.row):
                 own = packed.row == number
-                scored[number][packed.position[own]] = values[own]
+                at = first[number] + np.searchsorted(places[number], packed.position[own])
+                found[torch.from_numpy(at)] = outputs[torch.from_numpy(own)]
+        self._agree(trouble)
+        values = self.world.sum(found).cpu().numpy()
+        scored = [np.zeros(len(row.ids), dtype=np.float32) for row in rows]
+        for row, place, start in zip(scored, places, first, strict=False):
+            row[place] = values[start : start + len(place)]
         return scored
 
     def _with_proximal(self, parts: list[list[RowArrays]], stats: StepStats) -> list[list[RowArrays]]:
         with torch.no_grad():
             rows = [row for part in parts for row in part]
             missing = [row for row in rows if row.proximal is None]
-            stats.computed_tokens += sum(len(packed.ids) for packed in self._packs(missing))
+            if self.world.counts:
+                stats.computed_tokens += sum(len(packed.ids) for packed in self._packs(missing))
             fresh = iter(self._score(missing))
         return [
             [row if row.proximal is not None else replace(row, proximal=next(fresh)) for row in part] for part in parts
@@ -209,8 +231,7 @@ class TrainEngine:
             return
         stats.updated_rows += len(rows)
         try:
-            for packed in self._packs(rows):
-                self._micro_batch(packed, rows, stats)
+            self._pass(rows, stats)
         except BaseException:
             self._optimizer.zero_grad()
             raise
@@ -221,9 +242,18 @@ class TrainEngine:
             )
         stats.add_update(applied.grad_norm)
 
-    def _micro_batch(self, packed: PackedBatch, rows: Sequence[RowArrays], stats: StepStats) -> None:
-        logprobs, entropy = self.policy.outputs(packed)
-        self._check_finite(packed, rows, logprobs.detach())
+    def _pass(self, rows: Sequence[RowArrays], stats: StepStats) -> None:
+        """Forward and backward of the rows. Raises TrainingError, on every rank alike, where an output is not finite."""
+        trouble: list[str] = []
+
+        def loss(packed: PackedBatch, outputs: Tensor, entropy: Tensor) -> Tensor:
+            trouble.extend(self._not_finite(packed, rows, outputs.detach()))
+            return self._loss(packed, outputs, entropy, stats)
+
+        self._passes.train(self._packs(rows), loss)
+        self._agree(trouble)
+
+    def _loss(self, packed: PackedBatch, logprobs: Tensor, entropy: Tensor, stats: StepStats) -> Tensor:
         packed = packed.to(logprobs.device)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -236,22 +266,29 @@ class TrainEngine:
             teacher=packed.teacher,
         )
         loss, loss_stats = self._algorithm.loss(inputs, self._loss_settings)
-        loss.backward()  # type: ignore[no-untyped-call]
         loss_stats["entropy"] = (inputs.weight * entropy).sum()
         known = self.settings.prox_logp_method == "recompute"
         at_start = inputs.proximal if known else logprobs.detach() if stats.updates == 0 else None
-        stats.add_micro_batch(packed, inputs, loss.detach(), loss_stats, at_start)
+        if self.world.counts:
+            stats.add_micro_batch(packed, inputs, loss.detach(), loss_stats, at_start)
+        return loss
 
-    def _check_finite(self, packed: PackedBatch, rows: Sequence[RowArrays], outputs: Tensor) -> None:
+    def _not_finite(self, packed: PackedBatch, rows: Sequence[RowArrays], outputs: Tensor) -> list[str]:
         finite = torch.isfinite(outputs)
         if finite.all():
-            return
+            return []
         slot = int((~finite).nonzero()[0, 0])
-        raise TrainingError(
+        return [
             f"session {rows[int(packed.row[slot])].session_id}: {OUTPUT[self.settings.role]} of token {int(packed.position[slot])} is "
             f"{float(outputs[slot]):g}; the weights have diverged or the token cannot be sampled: resume from an earlier "
             "checkpoint with a lower learning rate"
-        )
+        ]
+
+    def _agree(self, trouble: Sequence[str]) -> None:
+        """What one rank found, all of them raise."""
+        for said in self.world.gather("".join(trouble[:1]).encode()):
+            if said:
+                raise TrainingError(said.decode())
 
     def _proximal(self, packed: PackedBatch, logprobs: Tensor) -> Tensor:
         if packed.proximal is not None:
@@ -264,13 +301,11 @@ class TrainEngine:
     def _blame(self, rows: Sequence[RowArrays]) -> str:
         """Which session's gradient is not finite, found by one backward pass per row; only after a step has failed."""
         for row in rows:
-            [packed] = self._packs([row])
-            self._micro_batch(packed, [row], StepStats(-1, 1, 1))
-            finite = all(
-                bool(torch.isfinite(p.grad).all()) for _, p in self.policy.named_parameters() if p.grad is not None
-            )
+            self._pass([row], StepStats(-1, 1, 1))
+            grads = [local(p.grad) for _, p in self.policy.trained_parameters() if p.grad is not None]
+            faults = torch.tensor([float(not torch.isfinite(grad).all()) for grad in grads]).sum().to(self.world.device)
             self._optimizer.zero_grad()
-            if not finite:
+            if self.world.sum(faults) > 0:
                 return f"session {row.session_id}: its gradient is not finite"
         return f"the gradient over {len(rows)} rows is not finite although each row's own is"
 

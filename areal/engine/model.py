@@ -1,7 +1,7 @@
 """The net being trained: any Hugging Face causal LM whose attention goes through transformers' attention interface.
 
     policy = load_policy(model_dir, dtype="float32", gradient_checkpointing=False)
-    logprobs, entropy = policy.logprobs(packed)            # [m] each, with gradient to the parameters
+    logprobs, entropy = policy(packed)                     # [m] each, with gradient to the parameters
 
 The body runs over the packed tokens with their own positions and a forest mask (batch.py); no KV cache, no logits tensor: hidden states
 at the predicting tokens go through the head in chunks (algorithms/logprobs.py). At load the whole path is compared with the model's own
@@ -12,7 +12,9 @@ Dropout is off: the policy that is trained is the one that samples. transformers
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,48 +24,44 @@ from torch import Tensor, nn
 from areal.algorithms.logprobs import token_logprobs
 from areal.base.errors import ConfigError
 from areal.engine.batch import PackedBatch, QueryBlock
+from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
 from areal.models.hf_weights import refuse_untied
 
 ATTENTION = "areal_forest"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class PolicyNet:
+class PolicyNet(Net):
     """A causal LM with its parameters in Hugging Face names."""
 
     def __init__(self, model: Any) -> None:
+        super().__init__()
         self.model = model
-        self.body = model.base_model
-        self.head = model.get_output_embeddings()
-        self.device: torch.device = next(model.parameters()).device
 
     @property
     def vocabulary(self) -> int:
-        """Ids are below this."""
-        return int(self.head.weight.shape[0])
+        return int(self._head.weight.shape[0])
 
-    def logprobs(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probs [m] and entropies [m] of the packed predictions, float32."""
         packed = packed.to(self.device)
-        sources = hidden_states(self.body, packed)
-        return token_logprobs(
-            sources, self.head.weight, packed.target, packed.temperature, bias=getattr(self.head, "bias", None)
-        )
+        sources, head = hidden_states(self.model.base_model, packed), self._head
+        return token_logprobs(sources, head.weight, packed.target, packed.temperature, bias=getattr(head, "bias", None))
 
-    outputs = logprobs  # what the engine trains on
+    @property
+    def _head(self) -> Any:
+        return self.model.get_output_embeddings()
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Trained parameters, tied ones once."""
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.base_model.layers)
+
+    def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Everything a checkpoint holds: parameters and persistent buffers, tied ones once, detached."""
-        seen: set[int] = set()
-        for name, tensor in self.model.state_dict().items():
-            if tensor.data_ptr() in seen and tensor.numel():
-                continue
-            seen.add(tensor.data_ptr())
-            yield name, tensor.detach()
+        yield from without_twins(self.model)
+
+    def config_files(self) -> dict[str, bytes]:
+        return config_files(self.model.config)
 
 
 def hidden_states(body: Any, packed: PackedBatch) -> Tensor:
@@ -72,6 +70,13 @@ def hidden_states(body: Any, packed: PackedBatch) -> Tensor:
         input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, forest=packed
     ).last_hidden_state[0]
     return hidden.index_select(0, packed.source)
+
+
+def config_files(config: Any) -> dict[str, bytes]:
+    """What `save_pretrained` of a transformers configuration writes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        config.save_pretrained(scratch)
+        return {file.name: file.read_bytes() for file in Path(scratch).iterdir()}
 
 
 def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False) -> PolicyNet:
@@ -165,24 +170,10 @@ def forest_attention(
         raise ConfigError(
             "attention with soft-capped logits or sink tokens cannot be trained by the packed engine yet; use another model"
         )
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    outputs = []
-    for block in forest.blocks:
-        if isinstance(block.keys, slice):
-            k, v = key[:, :, block.keys], value[:, :, block.keys]
-        else:
-            k, v = key.index_select(2, block.keys), value.index_select(2, block.keys)
-        mask = block.mask
-        if sliding_window is not None:
-            mask = mask & _within_window(forest.positions, block, sliding_window)
-        outputs.append(
-            nn.functional.scaled_dot_product_attention(
-                query[:, :, block.start : block.end], k, v, attn_mask=mask, scale=scaling
-            )
-        )
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+    blocks = forest.blocks
+    if sliding_window is not None:
+        blocks = tuple(replace(b, mask=b.mask & _within_window(forest.positions, b, sliding_window)) for b in blocks)
+    return attend_blocks(query, key, value, blocks, scale=scaling).transpose(1, 2).contiguous(), None
 
 
 def _within_window(positions: Tensor, block: QueryBlock, window: int) -> Tensor:
@@ -197,7 +188,7 @@ def _check_against_own_logits(policy: PolicyNet, model_dir: str) -> None:
     from areal.engine.batch import pack
     from areal.engine.rows import RowArrays
 
-    vocabulary = policy.head.weight.shape[0]
+    vocabulary = policy.vocabulary
     stem = [7 % vocabulary, 11 % vocabulary, 3 % vocabulary]
     rows = []
     for tail in ([5 % vocabulary, 2 % vocabulary], [6 % vocabulary, 4 % vocabulary]):
@@ -219,14 +210,14 @@ def _check_against_own_logits(policy: PolicyNet, model_dir: str) -> None:
     try:
         model.set_attn_implementation(ATTENTION)
         [packed] = pack(rows, max_tokens=64)
-        ours, _ = policy.logprobs(packed)
+        ours, _ = policy(packed)
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{model_dir}: {type(model).__name__} does not take packed rows ({error}); use another family of model"
         ) from error
     order = np.lexsort((packed.position, packed.row))
     gap = (ours[torch.from_numpy(order)].cpu() - torch.cat(own).cpu()).abs().max().item()
-    tolerance = 1e-3 if policy.head.weight.dtype == torch.float32 else 0.5
+    tolerance = 1e-3 if policy.model.get_output_embeddings().weight.dtype == torch.float32 else 0.5
     if not gap < tolerance:
         raise ConfigError(
             f"{model_dir}: log-probs through the packed path differ from {type(model).__name__}'s own by {gap:.3g} "

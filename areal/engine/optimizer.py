@@ -1,10 +1,11 @@
 """The optimizer step: AdamW in float32, the gradient's global norm reported and clipped, the learning rate by schedule.
 
-    optimizer = Optimizer(policy.named_parameters(), settings.optimizer, total_steps=100)
+    optimizer = Optimizer(net.trained_parameters(), settings.optimizer, total_steps=100, world=world)
     ...backward passes...
     applied = optimizer.step(training_step=3)   # Applied(grad_norm, lr); None when the gradient is not finite
 
-Parameters below float32 get float32 masters: at learning rates of 1e-6 a bfloat16 weight would round every update away. Losses arrive
+Where parameters are cut over several processes, each works on the piece it holds: AdamW knows no neighbours, and the norm is one sum over all of
+them, in which a number that several hold counts once. Parameters below float32 get float32 masters: at learning rates of 1e-6 a bfloat16 weight would round every update away. Losses arrive
 already normalised over the optimizer step (batch.py: loss_weights), so nothing is divided again, however many micro-batches there were.
 State goes out and in as named tensors (engine/checkpoint.py); no pickle.
 """
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from areal.algorithms.schedules import learning_rate
 from areal.base.errors import ConfigError
 from areal.config.engine import OptimizerConfig
+from areal.engine.parallel.world import World, local, replicas
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -34,17 +36,24 @@ class Applied:
 
 
 class Optimizer:
-    """Owns moments, masters and the number of optimizer steps taken. total_steps: training steps of the whole run."""
+    """Owns moments, masters and the number of optimizer steps taken. total_steps: training steps of the whole run. The parameters must lie
+    where they will stay: sharded, and on their device."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, *, total_steps: int) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        config: OptimizerConfig,
+        *,
+        total_steps: int,
+        world: World | None = None,
+    ) -> None:
         self.config = config
         self.total_steps = total_steps
         self.steps = 0
+        self._world = world or World.alone()
         self._params = dict(named)
-        self._masters: dict[str, Tensor] = {
-            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
-            for name, p in self._params.items()
-        }
+        self._pieces = {name: local(p.detach()) for name, p in self._params.items()}
+        self._masters = {name: piece.float().requires_grad_() for name, piece in self._pieces.items()}
         self._adamw = torch.optim.AdamW(
             list(self._masters.values()),
             lr=config.lr,
@@ -58,28 +67,36 @@ class Optimizer:
         """Clip, apply, zero the gradients. training_step, from 0, is the place in the learning-rate schedule.
 
         None: the gradient held a NaN or infinity; nothing was changed but the gradients, which are gone."""
-        grads = [p.grad for p in self._params.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads).item()
+        grads = {name: local(p.grad) for name, p in self._params.items() if p.grad is not None}
+        norm = self._norm(grads)
         if not math.isfinite(norm):
             self.zero_grad()
             return None
         if norm > self.config.gradient_clipping:
-            torch._foreach_mul_(grads, self.config.gradient_clipping / (norm + 1e-6))
+            torch._foreach_mul_(list(grads.values()), self.config.gradient_clipping / (norm + 1e-6))
         lr = self.lr(training_step)
         for group in self._adamw.param_groups:
             group["lr"] = lr
-        mixed = [name for name, p in self._params.items() if p is not self._masters[name]]
-        for name in mixed:
-            grad = self._params[name].grad
-            self._masters[name].grad = None if grad is None else grad.float()
+        for name, grad in grads.items():
+            self._masters[name].grad = grad.float()
             self._params[name].grad = None
         self._adamw.step()
         with torch.no_grad():
-            for name in mixed:
-                self._params[name].copy_(self._masters[name])
+            for name, piece in self._pieces.items():
+                if piece.dtype != torch.float32:
+                    piece.copy_(self._masters[name])
         self.steps += 1
         self.zero_grad()
         return Applied(norm, lr)
+
+    def _norm(self, grads: Mapping[str, Tensor]) -> float:
+        """Of the whole gradient. The same on every rank, to the bit, so that all clip alike."""
+        square = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        if grads:
+            norms = torch.stack(torch._foreach_norm(list(grads.values()))).double()
+            held_by = [replicas(self._params[name], self._world) for name in grads]
+            square += (norms.square() / torch.tensor(held_by, dtype=torch.float64, device=norms.device)).sum()
+        return math.sqrt(self._world.sum(square).item())
 
     def lr(self, training_step: int) -> float:
         """The learning rate of every optimizer step in this training step."""
@@ -103,7 +120,7 @@ class Optimizer:
         for name, master in self._masters.items():
             state = self._adamw.state.get(master, {})
             tensors |= {f"{key}.{name}": state[key] for key in (*MOMENTS, "step") if key in state}
-            if master is not self._params[name]:
+            if self._pieces[name].dtype != torch.float32:
                 tensors[f"master.{name}"] = master.detach()
         return tensors
 

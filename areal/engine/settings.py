@@ -25,6 +25,8 @@ class EngineSettings(Section):
     """policy: trained by `algorithm`. frozen: scores only. critic: has a value head, learns the returns."""
     model_dir: str
     """A folder with config.json, safetensors and tokenizer files."""
+    backend: str = "fsdp:d1"
+    """Engine and layout (config/backend_spec.py); as many processes as its size have these settings."""
     algorithm: str
     """A name of algorithms.ALGORITHMS."""
     threads: int = Field(ge=1)

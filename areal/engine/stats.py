@@ -10,15 +10,30 @@ maxima. Used by engine.py.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
+import msgspec
 from torch import Tensor
 
 from areal.algorithms import LossInputs
 from areal.engine.batch import PackedBatch
+from areal.engine.parallel.world import World
 
 ALWAYS = ("loss", "entropy", "clip_ratio", "dual_clip_ratio", "approx_kl", "behave_weight_mean", "rejected_ratio")
 """There in every step, 0 where the algorithm knows no such thing; others come with what they count (ref_kl)."""
+
+
+class _Seen(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank saw."""
+
+    sums: dict[str, float]
+    maxima: dict[str, float]
+    counts: tuple[int, int, int]
+    gap_sum: float
+
+
+_decoder = msgspec.msgpack.Decoder(_Seen)
 
 
 class StepStats:
@@ -35,7 +50,7 @@ class StepStats:
         self._row_tokens = 0
         self.updates = 0
         self._grad_norm = 0.0
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor | float] = {}
         self._maxima: dict[str, float] = defaultdict(float)
         self._gap_sum = 0.0
         self._gap_tokens = 0
@@ -71,6 +86,25 @@ class StepStats:
     def add_update(self, grad_norm: float) -> None:
         self.updates += 1
         self._grad_norm = max(self._grad_norm, grad_norm)
+
+    def gather(self, world: World) -> None:
+        """Add what the other ranks saw of the batch; the same on all of them afterwards. Only what `world.counts` may have been added."""
+        own = _Seen(
+            sums={name: float(total) for name, total in self._sums.items()},
+            maxima=dict(self._maxima),
+            counts=(self.computed_tokens, self._row_tokens, self._gap_tokens),
+            gap_sum=self._gap_sum,
+        )
+        every = [_decoder.decode(message) for message in world.gather(msgspec.msgpack.encode(own))]
+        names = dict.fromkeys(name for each in every for name in each.sums)
+        self._sums = {name: math.fsum(each.sums.get(name, 0.0) for each in every) for name in names}
+        self._maxima = defaultdict(
+            float, {name: max(each.maxima.get(name, 0.0) for each in every) for each in every for name in each.maxima}
+        )
+        self.computed_tokens, self._row_tokens, self._gap_tokens = (
+            sum(column) for column in zip(*(each.counts for each in every), strict=True)
+        )
+        self._gap_sum = math.fsum(each.gap_sum for each in every)
 
     def result(self, *, seconds: float, lr: float) -> dict[str, float]:
         means = dict.fromkeys(ALWAYS, 0.0)

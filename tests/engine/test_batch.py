@@ -34,14 +34,14 @@ def plain_logprobs(engine: TrainEngine, rows: Sequence[RowArrays]) -> list[Tenso
 
 def weighted_gradients(engine: TrainEngine, loss: Tensor) -> dict[str, Tensor]:
     loss.backward()
-    grads = {name: p.grad.clone() for name, p in engine.policy.named_parameters() if p.grad is not None}
-    for _, p in engine.policy.named_parameters():
+    grads = {name: p.grad.clone() for name, p in engine.policy.trained_parameters() if p.grad is not None}
+    for _, p in engine.policy.trained_parameters():
         p.grad = None
     return grads
 
 
 def packed_loss(engine: TrainEngine, packs: Sequence[PackedBatch]) -> Tensor:
-    return torch.stack([(engine.policy.logprobs(p)[0] * p.advantages * p.weight).sum() for p in packs]).sum()
+    return torch.stack([(engine.policy(p)[0] * p.advantages * p.weight).sum() for p in packs]).sum()
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -54,7 +54,7 @@ def test_packed_rows_equal_rows_by_themselves(
     packs = list(pack(rows, max_tokens=max_tokens, share_prefixes=share))
     plain = plain_logprobs(engine, rows)
     for p in packs:
-        ours = engine.policy.logprobs(p)[0]
+        ours = engine.policy(p)[0]
         theirs = torch.stack([plain[r][t - 1] for r, t in zip(p.row, p.position, strict=True)])
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     advantages = [torch.from_numpy(row.advantages * row.weight)[1:] for row in rows]
@@ -122,7 +122,7 @@ def test_long_rows_are_split_into_query_blocks(
     assert max(b.end - b.start for b in p.blocks) <= 7
     plain = plain_logprobs(engine, rows)
     theirs = torch.stack([plain[r][t - 1] for r, t in zip(p.row, p.position, strict=True)])
-    torch.testing.assert_close(engine.policy.logprobs(p)[0], theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(engine.policy(p)[0], theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_micro_batches_keep_to_the_budget(group_rows: GroupRows) -> None:

@@ -58,7 +58,7 @@ def test_T082_an_untied_head_is_written_too(tiny_dir: Path, make_engine: MakeEng
     names = {name for name, _ in engine.named_tensors()}
     assert {"lm_head.weight", "model.embed_tokens.weight"} <= names
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    assert torch.equal(reloaded.lm_head.weight, engine.policy.head.weight)
+    assert torch.equal(reloaded.lm_head.weight, engine.policy.model.lm_head.weight)
 
 
 RESUME = """

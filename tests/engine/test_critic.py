@@ -103,7 +103,7 @@ def test_kl_in_the_loss_pulls_back_to_the_reference(
     reference, rows = make_engine(role="frozen"), group_rows()
     engine = make_engine(kl_ctl=1.0, kl_estimator=estimator, optimizer={"lr": 2e-3})
     with torch.no_grad():
-        for _, parameter in engine.policy.named_parameters():
+        for _, parameter in engine.policy.trained_parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter))))
     scored = reference.score(rows)
     pulled = [
@@ -135,7 +135,7 @@ def test_a_nan_of_another_net_names_the_session(make_engine: MakeEngine, group_r
         engine.train_step(rows, 0, 0)
     critic = make_engine(role="critic")
     with torch.no_grad():
-        critic.policy.head.bias.fill_(float("nan"))
+        critic.policy.value_head.bias.fill_(float("nan"))
     with pytest.raises(TrainingError, match=r"session task\d-\d: the critic's value of token \d+ is nan"):
         critic.score(group_rows())
 
@@ -145,7 +145,7 @@ def test_distillation_moves_towards_the_teacher(make_engine: MakeEngine, group_r
     teacher, rows = make_engine(role="frozen"), group_rows(turns=False)
     student = make_engine(algorithm="distill", rl_loss_weight=0.0, distill_loss_weight=1.0, optimizer={"lr": 1e-3})
     with torch.no_grad():
-        for _, parameter in student.policy.named_parameters():
+        for _, parameter in student.policy.trained_parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter))))
     graded = teacher.score(rows)
 

@@ -293,14 +293,14 @@ def test_a_non_finite_gradient_names_its_session_and_changes_nothing(
 def test_diverged_weights_name_a_session(make_engine: MakeEngine, group_rows: GroupRows) -> None:
     engine = make_engine()
     with torch.no_grad():
-        next(iter(dict(engine.policy.named_parameters()).values()))[:] = float("nan")
+        next(iter(dict(engine.policy.trained_parameters()).values()))[:] = float("nan")
     with pytest.raises(TrainingError, match=r"session task\d-\d: the policy's log-prob of token \d+ is nan"):
         engine.train_step(group_rows(), 0, 0)
 
 
 def test_tokens_of_another_vocabulary_name_a_session(make_engine: MakeEngine, group_rows: GroupRows) -> None:
     engine = make_engine()
-    size = engine.policy.head.weight.shape[0]
+    size = engine.policy.vocabulary
     for strange in (size, -1):
         rows = group_rows()
         ids = np.frombuffer(rows[1].ids, "<i4").copy()
@@ -330,7 +330,7 @@ def test_T086_the_norm_is_that_of_all_parameters_however_they_are_handed_over_an
 ) -> None:
     """A generator of parameters is used up by whoever looks first: here twice, for masters and for clipping."""
     engine = make_engine(optimizer={"lr": 1e-3, "gradient_clipping": 0.1})
-    named = dict(engine.policy.named_parameters())
+    named = dict(engine.policy.trained_parameters())
     optimizer = Optimizer((pair for pair in named.items()), engine.settings.optimizer, total_steps=10)
     gradients = {
         name: torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name))) for name, p in named.items()
@@ -339,7 +339,9 @@ def test_T086_the_norm_is_that_of_all_parameters_however_they_are_handed_over_an
         p.grad = gradients[name].clone()
     norm = torch.sqrt(sum(((g.double() ** 2).sum() for g in gradients.values()), torch.zeros(())))
     handed: list[torch.Tensor] = []
-    optimizer._adamw.register_step_pre_hook(lambda *_: handed.extend(p.grad.clone() for p in named.values()))
+    optimizer._adamw.register_step_pre_hook(
+        lambda *_: handed.extend(p.grad.clone() for p in optimizer._masters.values())
+    )
     applied = optimizer.step(0)
     assert applied is not None
     assert applied.grad_norm == pytest.approx(norm.item(), rel=1e-5)

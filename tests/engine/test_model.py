@@ -65,7 +65,7 @@ def test_the_packed_path_equals_the_models_own_logits(
     rows = [decode_row(row) for row in group_rows(groups=2)]
     [packed] = pack(rows, max_tokens=10_000)
     with torch.no_grad():
-        ours, _ = policy.logprobs(packed)
+        ours, _ = policy(packed)
         for r, row in enumerate(rows):
             logits = model(input_ids=torch.from_numpy(row.ids).long()[None], use_cache=False).logits[0, :-1]
             logp = (logits / torch.from_numpy(row.temperatures)[1:, None]).log_softmax(-1)

@@ -1,0 +1,25 @@
+"""Which net a rank trains or asks: by backend (`fsdp` any of transformers', `archon` our own) and role (log-probs or values).
+
+    net = load_net(settings, world)
+
+Used by engine.py. A table of two by two; each loader refuses with a sentence what it cannot train.
+"""
+
+from __future__ import annotations
+
+from areal.config.backend_spec import parse_backend
+from areal.engine.archon import load_archon
+from areal.engine.critic import load_critic
+from areal.engine.model import load_policy
+from areal.engine.net import Net
+from areal.engine.parallel.world import World
+from areal.engine.settings import EngineSettings
+
+
+def load_net(settings: EngineSettings, world: World) -> Net:
+    """Raises ConfigError naming the folder where its model cannot be trained."""
+    critic = settings.role == "critic"
+    if parse_backend(settings.backend).name == "archon":
+        return load_archon(settings.model_dir, world, dtype=settings.dtype, critic=critic)
+    load = load_critic if critic else load_policy
+    return load(settings.model_dir, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing)

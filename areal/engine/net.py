@@ -1,0 +1,81 @@
+"""What every net that is trained or asked has in common, whatever it is made of: model.py, critic.py (transformers), archon.py (our own).
+
+    outputs, entropy = net(packed)               # [m] each: log-probs of the packed predictions, or a critic's values and zeros
+    for name, p in net.trained_parameters(): ... # in Hugging Face names, tied ones once
+    for name, tensor in net.named_tensors(): ...
+
+A torch module, since that is what FSDP and the others wrap: go through the net by calling it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from areal.engine.batch import PackedBatch, QueryBlock
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Net(nn.Module):
+    """See the module's docstring."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below this."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Outputs [m] with gradient and entropies [m] without, float32."""
+        raise NotImplementedError
+
+    def layers(self) -> list[nn.Module]:
+        """The repeated blocks, in order: what is sharded, checkpointed and gathered one at a time."""
+        raise NotImplementedError
+
+    def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Tied ones once."""
+        raise NotImplementedError
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything a checkpoint holds, as it lies on this rank: parameters and persistent buffers, tied ones once, detached."""
+        raise NotImplementedError
+
+    def config_files(self) -> dict[str, bytes]:
+        """config.json and its kin, as they stand in a model folder."""
+        raise NotImplementedError
+
+
+def attend_blocks(
+    query: Tensor, key: Tensor, value: Tensor, blocks: tuple[QueryBlock, ...], *, scale: float | None = None
+) -> Tensor:
+    """Attention of packed tokens: query [1, h, n, e], key and value [1, h_kv, k, e]; returns [1, h, n, e].
+
+    Each block of queries meets just the keys it may see."""
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    outputs = []
+    for block in blocks:
+        if isinstance(block.keys, slice):
+            k, v = key[:, :, block.keys], value[:, :, block.keys]
+        else:
+            k, v = key.index_select(2, block.keys), value.index_select(2, block.keys)
+        query_block = query[:, :, block.start : block.end]
+        outputs.append(nn.functional.scaled_dot_product_attention(query_block, k, v, attn_mask=block.mask, scale=scale))
+    return torch.cat(outputs, dim=2)
+
+
+def without_twins(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers by name, tied ones once, under their first name; detached."""
+    seen: set[int] = set()
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor.detach()

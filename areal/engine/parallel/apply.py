@@ -1,0 +1,20 @@
+"""Which dimension is applied when: the one place that knows the order.
+
+    passes = apply(net, world)                   # the net is cut in place; what goes through it, goes through `passes`
+
+Order: pipeline split (a rank builds its own layers only, archon.py), experts, tensor, context, activation checkpointing, data. Data comes last because FSDP
+shards what the others left of each parameter, and wraps what they made of each layer.
+"""
+
+from __future__ import annotations
+
+from areal.engine.net import Net
+from areal.engine.parallel.data import shard_over_data
+from areal.engine.parallel.passes import Passes, Straight
+from areal.engine.parallel.world import World
+
+
+def apply(net: Net, world: World) -> Passes:
+    """Cut the net for this rank. Each step is the identity where its dimension is 1."""
+    shard_over_data(net, world)
+    return Straight(net)

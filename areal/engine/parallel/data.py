@@ -1,0 +1,69 @@
+"""The data dimension: parameters, gradients and optimizer state lie in pieces on the ranks of d and c (torch's FSDP2).
+
+    shard_over_data(net, world)                  # in place; the identity where d and c are 1
+    packs = share(rows, world, max_tokens=4096)  # this rank's micro-batches, as many on every rank
+
+Losses arrive normalised over the whole optimizer step, so gradients are summed and never divided. Each rank must take part in every gather of
+parameters, so all have the same number of micro-batches; who has fewer goes through empty ones. Rows are spread by cost, not by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from areal.engine.batch import PackedBatch, empty_batch, pack
+from areal.engine.net import Net
+from areal.engine.parallel.world import World
+from areal.engine.rows import RowArrays
+
+
+def shard_over_data(net: Net, world: World) -> None:
+    """Wraps each layer, then the rest. Everything that is trained must be on its device."""
+    if world.mesh is None or world.size("d") * world.size("c") == 1:
+        return
+    mesh = world.mesh["d", "c"]._flatten("fsdp")
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for layer in net.layers():
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(net, mesh=mesh, mp_policy=policy)
+    for module in net.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+
+
+def share(rows: Sequence[RowArrays], world: World, *, max_tokens: int) -> list[PackedBatch]:
+    """This data rank's micro-batches of the rows, which every rank has.
+
+    Where the rows would fill fewer micro-batches than there are data ranks, the budget is lowered until all have work."""
+    ranks = world.size("d")
+    packs = list(pack(rows, max_tokens=max_tokens))
+    if ranks == 1:
+        return packs
+    tokens = sum(len(each.ids) for each in packs)
+    rounds = max(1, -(-len(packs) // ranks))
+    packs = list(pack(rows, max_tokens=min(max_tokens, -(-tokens // (ranks * rounds)))))
+    shares = balanced([cost(each) for each in packs], ranks)
+    own = [packs[number] for number in shares[world.index("d")]]
+    return own + [empty_batch()] * (max(map(len, shares)) - len(own))
+
+
+def cost(packed: PackedBatch) -> float:
+    """Of forward and backward, in units of one token through the linear maps: attention grows with the keys that are looked at."""
+    looked_at = sum(block.mask.numel() for block in packed.blocks)
+    return len(packed.ids) + looked_at / 4096
+
+
+def balanced(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """Numbers of the items that each rank takes: the dearest first, each to whoever has least (longest processing time first, within 4/3 of
+    the best). Items of one rank keep their order."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    totals = [0.0] * ranks
+    for number in sorted(range(len(costs)), key=lambda each: (-costs[each], each)):
+        least = min(range(ranks), key=lambda rank: (totals[rank], rank))
+        shares[least].append(number)
+        totals[least] += costs[number]
+    return [sorted(share) for share in shares]
