@@ -9,6 +9,7 @@ A torch module, since that is what FSDP and the others wrap: go through the net 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -19,37 +20,37 @@ from areal.engine.batch import PackedBatch, QueryBlock
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Net(nn.Module):
+class Net(nn.Module, ABC):
     """See the module's docstring."""
 
     @property
+    @abstractmethod
     def vocabulary(self) -> int:
         """Ids are below this."""
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    @abstractmethod
     def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         """Outputs [m] with gradient and entropies [m] without, float32."""
-        raise NotImplementedError
 
+    @abstractmethod
     def layers(self) -> list[nn.Module]:
         """The repeated blocks, in order: what is sharded, checkpointed and gathered one at a time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Tied ones once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything a checkpoint holds, as it lies on this rank: parameters and persistent buffers, tied ones once, detached."""
-        raise NotImplementedError
 
+    @abstractmethod
     def config_files(self) -> dict[str, bytes]:
         """config.json and its kin, as they stand in a model folder."""
-        raise NotImplementedError
 
 
 def attend_blocks(

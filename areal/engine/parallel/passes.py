@@ -5,7 +5,7 @@
     outputs = passes.score(packs)                # [m] of each micro-batch, no gradients
 
 `loss(packed, outputs, entropy)` makes a scalar of one micro-batch's outputs [m]; it is called where they are known, in the order of the
-micro-batches. pipeline.py passes them through several processes at once, and gives outputs on the last stage only.
+micro-batches. Of a pipeline, the last stage alone has outputs.
 """
 
 from __future__ import annotations

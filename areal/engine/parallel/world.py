@@ -5,7 +5,7 @@
     world.index("d"), world.size("d"), world.group("d")         # place and peers along one dimension
 
 Ranks lie in the order p, d, c, t: tensor peers are neighbours, pipeline stages far apart. Experts (e) split what d and c (and t) already span and
-have no axis of their own (expert.py). What ranks tell each other beside tensors is bytes, never pickled objects. A rank `counts` if what it
+have no axis of their own. What ranks tell each other beside tensors is bytes, never pickled objects. A rank `counts` if what it
 computed belongs in a sum over the batch: along t and c all compute the same loss, and of a pipeline only the last stage has one.
 """
 
