@@ -26,14 +26,14 @@ SESSION = (
 # Not what a null interaction_id means (settled 10).
 _NOT_THE_LAST = frozenset({"side_request", "superseded", "aborted"})
 
+# The busiest statements: values bound by place, and no RETURNING, each of which saves a tenth of an interaction's SQL.
 _INSERT_FACTS = (
-    f"INSERT INTO interactions (session_seq, {', '.join(codec.FACTS)}) "
-    f"VALUES (:session_seq, {', '.join(':' + name for name in codec.FACTS)}) "
-    "ON CONFLICT (id) DO NOTHING RETURNING seq"
+    f"INSERT INTO interactions (session_seq, {', '.join(codec.FACTS)}) VALUES (?{', ?' * len(codec.FACTS)}) "
+    "ON CONFLICT (id) DO NOTHING"
 )
 _INSERT_RECORDING = (
     f"INSERT INTO recordings (seq, {', '.join(codec.RECORDING)}) "
-    f"VALUES (:seq, {', '.join(':' + name for name in codec.RECORDING)})"
+    f"VALUES ((SELECT seq FROM interactions WHERE id = ?){', ?' * len(codec.RECORDING)})"
 )
 
 
@@ -173,11 +173,9 @@ def _free_id(connection: Connection, task_id: str) -> tuple[str, int]:
 
 def _add(connection: Connection, session_id: str, facts: dict[str, Any], recording: dict[str, Any], now: float) -> None:
     session = connection.execute("SELECT seq, ending FROM sessions WHERE id = ?", (session_id,)).fetchone()
-    row = None
-    if session is not None and session["ending"] is None:
-        row = connection.execute(_INSERT_FACTS, {"session_seq": session["seq"], **facts}).fetchone()
-    if row is not None:
-        connection.execute(_INSERT_RECORDING, {"seq": row["seq"], **recording})
+    running = session is not None and session["ending"] is None
+    if running and connection.execute(_INSERT_FACTS, (session["seq"], *facts.values())).rowcount:
+        connection.execute(_INSERT_RECORDING, (facts["id"], *recording.values()))
         _touch(connection, session["seq"], now)
         return
     known = connection.execute(
