@@ -10,7 +10,7 @@ expert parallelism have their places. Neighbours: model.py (any other model, dat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,47 +21,81 @@ from areal.engine.batch import PackedBatch
 from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
 from areal.engine.parallel.world import World
 from areal.models.decoder import Attend, Decoder
-from areal.models.dense_config import read_config
+from areal.models.dense_config import DenseConfig, read_config
 from areal.models.hf_weights import load_tensors
 from areal.models.value_head import ValueHead
 
 
-class ArchonNet(Net):
-    """A decoder and what it says of each packed prediction: a log-prob, or with a value head a value."""
+class Stage(nn.Module):
+    """Consecutive layers; the first stage begins with ids, the last ends in what is said of each packed prediction: a log-prob, or
+    with a value head a value."""
 
-    def __init__(self, decoder: Decoder, files: dict[str, bytes], value_head: ValueHead | None = None) -> None:
+    def __init__(self, decoder: Decoder, value_head: ValueHead | None = None) -> None:
         super().__init__()
         self.decoder = decoder
         self.value_head = value_head
-        self._files = files
 
     @property
-    def vocabulary(self) -> int:
-        return self.decoder.config.vocab_size
+    def first(self) -> bool:
+        return self.decoder.model.embed_tokens is not None
 
-    def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        packed = packed.to(self.device)
-        hidden = self.decoder(packed.ids, packed.positions, attend_to(packed)).index_select(0, packed.source)
+    @property
+    def last(self) -> bool:
+        return self.decoder.model.norm is not None
+
+    def forward(self, packed: PackedBatch, hidden: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Hidden states for the next stage, or of the last stage outputs [m] and entropies [m]. hidden: from the stage before; none for the first."""
+        x = self.decoder(packed.ids if hidden is None else hidden, packed.positions, attend_to(packed))
+        return self._outputs(x.index_select(0, packed.source), packed) if self.last else x
+
+    def _outputs(self, hidden: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         if self.value_head is not None:
             values: Tensor = self.value_head(hidden)
             return values, torch.zeros_like(values)
         assert self.decoder.lm_head is not None
         return token_logprobs(hidden, self.decoder.lm_head.weight, packed.target, packed.temperature)
 
+
+class ArchonNet(Net):
+    """The stages that this process has: one with all layers, or of a pipeline those whose turn is here."""
+
+    def __init__(self, config: DenseConfig, stages: Sequence[Stage], files: dict[str, bytes]) -> None:
+        super().__init__()
+        self.config = config
+        self.stages = nn.ModuleList(stages)
+        self._files = files
+
+    @property
+    def vocabulary(self) -> int:
+        return self.config.vocab_size
+
+    def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Where all layers are here."""
+        [stage] = self.stages
+        outputs: tuple[Tensor, Tensor] = stage(packed.to(self.device))
+        return outputs
+
+    def own_stages(self) -> list[Stage]:
+        """In order."""
+        return [stage for stage in self.stages if isinstance(stage, Stage)]
+
+    def roots(self) -> list[nn.Module]:
+        return list(self.stages)
+
     def layers(self) -> list[nn.Module]:
-        return list(self.decoder.blocks())
+        return [block for stage in self.own_stages() for block in stage.decoder.blocks()]
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.decoder.named_parameters()
-        if self.value_head is not None:
-            yield from ((f"value_head.{name}", p) for name, p in self.value_head.named_parameters())
+        for stage in self.own_stages():
+            yield from stage.decoder.named_parameters()
+            if stage.value_head is not None:
+                yield from ((f"value_head.{name}", p) for name, p in stage.value_head.named_parameters())
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from without_twins(self.decoder)
-        if self.value_head is not None:
-            yield from (
-                (f"value_head.{name}", tensor.detach()) for name, tensor in self.value_head.state_dict().items()
-            )
+        for stage in self.own_stages():
+            yield from without_twins(stage.decoder)
+            if stage.value_head is not None:
+                yield from ((f"value_head.{name}", p) for name, p in without_twins(stage.value_head))
 
     def config_files(self) -> dict[str, bytes]:
         return dict(self._files)
@@ -96,5 +130,6 @@ def load_archon(model_dir: str | os.PathLike[str], world: World, *, dtype: str, 
     decoder.to(world.device)
     for p in decoder.parameters():
         p.requires_grad_()
-    files = {name: (folder / name).read_bytes() for name in ("config.json",)}
-    return ArchonNet(decoder, files, ValueHead(config.hidden).to(world.device) if critic else None)
+    files = {"config.json": (folder / "config.json").read_bytes()}
+    head = ValueHead(config.hidden).to(world.device) if critic else None
+    return ArchonNet(config, [Stage(decoder, head)], files)

@@ -36,6 +36,10 @@ class Net(nn.Module, ABC):
     def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         """Outputs [m] with gradient and entropies [m] without, float32."""
 
+    def roots(self) -> list[nn.Module]:
+        """The modules that a micro-batch goes through by a call of its own."""
+        return [self]
+
     @abstractmethod
     def layers(self) -> list[nn.Module]:
         """The repeated blocks, in order: what is sharded, checkpointed and gathered one at a time."""

@@ -28,7 +28,8 @@ def shard_over_data(net: Net, world: World) -> None:
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for layer in net.layers():
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(net, mesh=mesh, mp_policy=policy)
+    for root in net.roots():
+        fully_shard(root, mesh=mesh, mp_policy=policy)
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
