@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from areal.base.errors import ConfigError
 from areal.models.dense_config import DenseConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -30,6 +31,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DenseConfig, layers: range | None = None) -> None:
         super().__init__()
+        if config.experts:
+            raise ConfigError(f"{config.family} with experts has no training net of our own yet; use fsdp:")
         layers = range(config.layers) if layers is None else layers
         self.config = config
         self.model = Body(config, layers)

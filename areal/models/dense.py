@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from areal.base.errors import ConfigError
 from areal.models.dense_config import DenseConfig, read_config
 from areal.models.hf_weights import check_tensors, load_tensors
 from areal.models.layers import Linear, interleave, rotate, rotation_table
@@ -73,6 +74,8 @@ class DenseNet:
     ) -> DenseNet:
         """From Hugging Face names (see DenseConfig.parameter_shapes). Nothing is shared with the given tensors: they may
         be freed or overwritten afterwards. Raises ShapeError."""
+        if config.experts:
+            raise ConfigError(f"{config.family} with experts is not served natively yet; serve it with another backend")
         check_tensors(tensors, config.parameter_shapes())
 
         def get(name: str) -> Tensor:

@@ -1,10 +1,11 @@
-"""What a dense decoder looks like, read from a Hugging Face config.json: llama, qwen2 and qwen3.
+"""What a decoder looks like, read from a Hugging Face config.json: llama, qwen2, qwen3, and qwen3_moe, whose layers have experts.
 
     config = read_config(folder)             # DenseConfig; ConfigError for what we would compute wrongly
-    config.parameter_shapes()                # Hugging Face name -> shape, tied weights once
+    config.parameter_shapes()                # name on disk -> shape, tied weights once, every expert by itself
+    config.is_sparse(3)                      # whether layer 3 has experts in the place of its one gated map
 
 Everything that changes the logits is either honoured or refused with a sentence; nothing is ignored. One table, FAMILIES,
-says how the families differ. Neighbours: dense.py (the net), hf_weights.py (its tensors).
+says how the families differ. Neighbours: dense.py and decoder.py (the nets), hf_weights.py (their tensors).
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from areal.base.errors import ConfigError
 
 
 class Family(NamedTuple):
-    """qkv_bias / o_bias None: as the config's `attention_bias` says."""
+    """qkv_bias / o_bias None: as the config's `attention_bias` says. experts: some or all layers may have them."""
 
     qkv_bias: bool | None
     o_bias: bool | None
     qk_norm: bool
+    experts: bool = False
 
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(qkv_bias=None, o_bias=None, qk_norm=False),
     "qwen2": Family(qkv_bias=True, o_bias=False, qk_norm=False),
     "qwen3": Family(qkv_bias=None, o_bias=None, qk_norm=True),
+    "qwen3_moe": Family(qkv_bias=None, o_bias=None, qk_norm=True, experts=True),
 }
 
 
@@ -69,6 +72,10 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
+    """One token goes through `experts_per_token` of a sparse layer's `experts`, each a gated map of width `moe_intermediate`; their
+    weights are softmax probabilities over all experts, divided by their own sum where `norm_topk` says so. experts 0: no sparse layer.
+    """
+
     family: str
     vocab_size: int
     hidden: int
@@ -85,9 +92,19 @@ class DenseConfig:
     rope: Rope
     max_positions: int
     eos_ids: tuple[int, ...] = ()
+    experts: int = 0
+    experts_per_token: int = 0
+    moe_intermediate: int = 0
+    norm_topk: bool = False
+    sparse_step: int = 1
+    dense_layers: tuple[int, ...] = ()
+
+    def is_sparse(self, layer: int) -> bool:
+        """Every `sparse_step`-th layer is, but for `dense_layers`."""
+        return self.experts > 0 and (layer + 1) % self.sparse_step == 0 and layer not in self.dense_layers
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter under its Hugging Face name; with tied heads there is no lm_head.weight."""
+        """Every parameter under its name on disk; with tied heads there is no lm_head.weight."""
         q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, d)}
         for layer in range(self.layers):
@@ -102,14 +119,22 @@ class DenseConfig:
             if self.qk_norm:
                 shapes[f"{at}self_attn.q_norm.weight"] = (self.head_dim,)
                 shapes[f"{at}self_attn.k_norm.weight"] = (self.head_dim,)
-            shapes[f"{at}mlp.gate_proj.weight"] = (self.intermediate, d)
-            shapes[f"{at}mlp.up_proj.weight"] = (self.intermediate, d)
-            shapes[f"{at}mlp.down_proj.weight"] = (d, self.intermediate)
+            shapes |= self._mlp_shapes(f"{at}mlp.", layer)
             shapes[f"{at}input_layernorm.weight"] = (d,)
             shapes[f"{at}post_attention_layernorm.weight"] = (d,)
         shapes["model.norm.weight"] = (d,)
         if not self.tied:
             shapes["lm_head.weight"] = (self.vocab_size, d)
+        return shapes
+
+    def _mlp_shapes(self, at: str, layer: int) -> dict[str, tuple[int, ...]]:
+        maps, width, shapes = [at], self.intermediate, dict[str, tuple[int, ...]]()
+        if self.is_sparse(layer):
+            shapes[f"{at}gate.weight"] = (self.experts, self.hidden)
+            maps, width = [f"{at}experts.{expert}." for expert in range(self.experts)], self.moe_intermediate
+        for each in maps:
+            shapes[f"{each}gate_proj.weight"] = shapes[f"{each}up_proj.weight"] = (width, self.hidden)
+            shapes[f"{each}down_proj.weight"] = (self.hidden, width)
         return shapes
 
 
@@ -142,12 +167,32 @@ def read_config(folder: Path) -> DenseConfig:
             rope=_read_rope(raw, path),
             max_positions=int(raw.get("max_position_embeddings", 2048)),
             eos_ids=_read_eos_ids(raw, folder),
+            **(_read_experts(raw, path) if rules.experts else {}),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error!r} is missing or no number; is this a {family} model folder?") from error
     if config.head_dim % 2 or config.heads % config.kv_heads:
         raise ConfigError(f"{path}: head_dim must be even and num_attention_heads a multiple of num_key_value_heads")
+    if config.experts and not 0 < config.experts_per_token <= config.experts:
+        raise ConfigError(f"{path}: num_experts_per_tok must be 1 to num_experts={config.experts}")
+    if config.sparse_step < 1:
+        raise ConfigError(f"{path}: decoder_sparse_step must be at least 1")
     return config
+
+
+def _read_experts(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Both spellings of their number: `num_experts` (the hub's) and `num_local_experts` (what transformers 5 writes)."""
+    said = {raw[key] for key in ("num_experts", "num_local_experts") if key in raw} or {raw["num_experts"]}
+    if len(said) > 1:
+        raise ConfigError(f"{path}: num_experts and num_local_experts differ; they are one number, keep the right one")
+    return {
+        "experts": int(said.pop()),
+        "experts_per_token": int(raw["num_experts_per_tok"]),
+        "moe_intermediate": int(raw["moe_intermediate_size"]),
+        "norm_topk": bool(raw.get("norm_topk_prob", False)),
+        "sparse_step": int(raw.get("decoder_sparse_step", 1)),
+        "dense_layers": tuple(int(layer) for layer in raw.get("mlp_only_layers") or ()),
+    }
 
 
 def _json_object(path: Path) -> Mapping[str, Any]:

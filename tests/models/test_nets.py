@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from areal.base.errors import ConfigError, ShapeError
 from areal.engine.model import load_policy
@@ -49,6 +56,9 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
     "qwen3 with biases": Qwen3Config(**SIZES, head_dim=16, attention_bias=True, tie_word_embeddings=True),
 }
+
+
+MOE_SIZES: dict[str, Any] = {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 
 
 def reference(config: PretrainedConfig) -> Any:
@@ -205,6 +215,50 @@ def test_tied_heads_appear_once_and_a_redundant_one_is_let_through(llama: Path) 
 def test_what_we_do_not_compute_is_refused_with_a_sentence(llama: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_config(edit_config(llama, **changes))
+
+
+@pytest.mark.parametrize("mixed", [{}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [1], "norm_topk_prob": True}])
+def test_the_shapes_of_a_net_with_experts_are_those_on_disk(tmp_path: Path, mixed: dict[str, Any]) -> None:
+    wanted = Qwen3MoeConfig(**SIZES | {"num_hidden_layers": 4} | MOE_SIZES | mixed)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(wanted)
+    wanted.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    assert config.norm_topk == wanted.norm_topk_prob
+    shapes = config.parameter_shapes()
+    on_disk: dict[str, tuple[int, ...]] = {}
+    for name, tensor in model.state_dict().items():
+        at, _, kind = name.rpartition("mlp.experts.")
+        count, *shape = tensor.shape
+        if not at:
+            on_disk[name] = tuple(tensor.shape)
+        elif kind == "gate_up_proj":  # fused in memory: [experts, 2 * moe_intermediate, hidden]
+            half = (shape[0] // 2, shape[1])
+            on_disk |= {f"{at}mlp.experts.{e}.{n}_proj.weight": half for e in range(count) for n in ("gate", "up")}
+        else:
+            on_disk |= {f"{at}mlp.experts.{e}.{kind}.weight": tuple(shape) for e in range(count)}
+    assert shapes == on_disk
+
+
+def test_how_many_experts_there_are_is_read_in_both_spellings(tmp_path: Path) -> None:
+    Qwen3MoeConfig(**SIZES, **MOE_SIZES).save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    count = raw.pop("num_local_experts", None) or raw.pop("num_experts")
+    for spelling in ("num_experts", "num_local_experts"):
+        (tmp_path / "config.json").write_text(json.dumps({**raw, spelling: count}))
+        assert read_config(tmp_path).experts == 6
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError, match=r"'num_experts'.* is missing"):
+        read_config(tmp_path)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"num_experts": 6, "num_local_experts": 8}, "num_local_experts differ"),
+        ({"num_experts": 6, "num_experts_per_tok": 7}, "must be 1 to num_experts=6"),
+        ({"num_experts": 6, "decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1"),
+    ]
+    for changes, said in wrong:
+        (tmp_path / "config.json").write_text(json.dumps(raw | changes))
+        with pytest.raises(ConfigError, match=said):
+            read_config(tmp_path)
 
 
 def test_the_older_spelling_of_rope_scaling_means_the_same(llama: Path) -> None:
