@@ -88,3 +88,30 @@ async def test_a_run_that_was_accounted_for_in_tokens_alone_still_adds_up(tmp_pa
     assert books.faults == ()
     assert books.recorded == Amounts(tokens=12, interactions=4, sessions=2, groups=1)
     assert (books.trained.interactions, books.masked["stale"].interactions) == (2, 2)
+
+
+async def test_the_tries_of_a_task_are_counted_on(tmp_path: Path) -> None:
+    """Where they were counted from the sessions alone; a dropped group's tries come again."""
+    path = tmp_path / "store.sqlite"
+    old = sqlite3.connect(path)
+    for script in MIGRATIONS[:7]:
+        old.executescript(script)
+    old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    old.execute("PRAGMA user_version = 7")
+    old.executemany(
+        "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline, accepted_at, dropped_at, drop_reason) "
+        "VALUES ('t', 2, 1, 2, ?, ?, ?)",
+        [(1, None, None), (1, None, None), (None, 1, "too_old")],
+    )
+    for attempt, group in enumerate((1, 1, 2, 2, 3, 3)):
+        old.execute(
+            "INSERT INTO sessions (id, task_id, suffix, group_seq, sample, key_hash, worker, purpose, tags, started_at, "
+            "last_active_at, ending, attempt) VALUES (?, 't', ?, ?, ?, 'k', 'w0', 'train', '{}', 1, 1, 'ended', ?)",
+            (f"t-{attempt}", attempt, group, attempt % 2, attempt),
+        )
+    old.commit()
+    old.close()
+    async with await open_store(store_url(path)) as store:
+        await store.training.set_limits(Limits(4, 0, 4, n_samples=2))
+        begun = [await store.sessions.begin(SessionRequest("t", f"k{n}", "w0")) for n in range(3)]
+    assert [session.attempt for session in begun] == [4, 5, 6]

@@ -15,6 +15,7 @@ from areal.store import open_store
 from areal.store.postgres import PostgresEngine
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection
+from areal.store.sql.groups import LAST_ATTEMPT
 from areal.store.sql.schema import VERSION
 from tests.store.postgres import PostgresServer
 from tests.store.worker import interaction
@@ -138,6 +139,20 @@ async def test_a_newer_store_and_another_programs_tables_are_refused(postgres: P
         await open_store(postgres.url("newer"))
     with pytest.raises(StoreError, match="tables of another program"):
         await open_store(postgres.url("cookies"))
+
+
+async def test_the_next_try_of_a_task_is_found_in_an_index(database: Database) -> None:
+    def plan(connection: Connection) -> list[str]:
+        connection.execute(
+            "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline, last_attempt) "
+            "SELECT 'old', 1, 0, 0, n FROM generate_series(1, 3000) n"
+        )
+        connection.execute("ANALYZE task_groups")
+        return [str(row[0]) for row in connection.execute(f"EXPLAIN {LAST_ATTEMPT}", ("old",))]
+
+    lines = await database.write(plan)
+    assert any("Limit" in line for line in lines), lines
+    assert any("Scan Backward using groups_tried" in line for line in lines), lines
 
 
 async def test_a_server_that_is_not_there_is_named_without_the_password() -> None:

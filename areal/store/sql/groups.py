@@ -23,6 +23,7 @@ from areal.store.sql.engine import Connection, Row
 
 RUNNING = "accepted_at IS NULL AND dropped_at IS NULL"
 WAITING = "accepted_at IS NOT NULL AND consumed_step IS NULL AND dropped_at IS NULL"
+LAST_ATTEMPT = "SELECT max(last_attempt) FROM task_groups WHERE task_id = ? AND dropped_at IS NULL"
 TOO_FEW = "too_few_survivors"
 INTERRUPTED = "interrupted"  # a session whose agent ended with the run's processes: its place is free again
 MEMBERS = "session_seq IN (SELECT seq FROM sessions WHERE group_seq = ?)"
@@ -72,16 +73,21 @@ def join(connection: Connection, task_id: str, limits: Limits, now: float) -> Pl
         taken = {row["sample"] for row in _members(connection, newest["seq"])}
         free = next((sample for sample in range(newest["n_samples"]) if sample not in taken), None)
         if free is not None:
-            return Place(newest["seq"], free, _attempt(connection, task_id, newest["seq"], free))
+            attempt = _attempt(connection, task_id, newest["seq"], free)
+            connection.execute(
+                "UPDATE task_groups SET last_attempt = ? WHERE seq = ? AND last_attempt < ?",
+                (attempt, newest["seq"], attempt),
+            )
+            return Place(newest["seq"], free, attempt)
     bound = tightest(limits, *occupancy(connection))
     if bound.free <= 0:
         raise NoCapacity(bound.used, bound.limit)
+    attempt = _next_attempt(connection, task_id)
     opened = connection.execute(
-        "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline) VALUES (?, ?, ?, ?) RETURNING seq",
-        (task_id, limits.n_samples, now, now + limits.group_timeout_s),
+        "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline, last_attempt) VALUES (?, ?, ?, ?, ?) RETURNING seq",
+        (task_id, limits.n_samples, now, now + limits.group_timeout_s, attempt),
     )
-    seq = opened.fetchone()["seq"]
-    return Place(seq, 0, _attempt(connection, task_id, seq, 0))
+    return Place(opened.fetchone()["seq"], 0, attempt)
 
 
 def _attempt(connection: Connection, task_id: str, group_seq: int, sample: int) -> int:
@@ -91,13 +97,11 @@ def _attempt(connection: Connection, task_id: str, group_seq: int, sample: int) 
         f"SELECT attempt FROM sessions WHERE group_seq = ? AND sample = ? AND drop_reason = '{INTERRUPTED}' LIMIT 1",
         (group_seq, sample),
     ).fetchone()
-    if before is not None:
-        return int(before["attempt"])
-    last = connection.execute(
-        "SELECT max(s.attempt) FROM sessions s JOIN task_groups g ON g.seq = s.group_seq "
-        "WHERE s.task_id = ? AND g.dropped_at IS NULL",
-        (task_id,),
-    ).fetchone()[0]
+    return int(before["attempt"]) if before is not None else _next_attempt(connection, task_id)
+
+
+def _next_attempt(connection: Connection, task_id: str) -> int:
+    last = connection.execute(LAST_ATTEMPT, (task_id,)).fetchone()[0]
     return 0 if last is None else int(last) + 1
 
 

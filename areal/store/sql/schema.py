@@ -144,7 +144,14 @@ _VERSION_7 = """
 CREATE INDEX sessions_kept ON sessions (seq) WHERE ending IS NOT NULL AND deleted_at IS NULL;
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7)
+_VERSION_8 = """
+-- The highest attempt of a group's sessions, so that the next one is found without reading the sessions of the task.
+ALTER TABLE task_groups ADD COLUMN last_attempt INTEGER NOT NULL DEFAULT 0;
+UPDATE task_groups SET last_attempt = (SELECT coalesce(max(attempt), 0) FROM sessions s WHERE s.group_seq = task_groups.seq);
+CREATE INDEX groups_tried ON task_groups (task_id, last_attempt) WHERE dropped_at IS NULL;
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8)
 VERSION = len(MIGRATIONS)
 
 

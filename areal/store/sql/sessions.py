@@ -23,6 +23,8 @@ LONGEST_ID = 512  # characters of a task or request id; ids are data, never path
 SESSION = (
     "SELECT s.*, (SELECT count(*) FROM interactions i WHERE i.session_seq = s.seq) AS interaction_count FROM sessions s"
 )
+# A key has at most one running session, and that one is its newest.
+_NEWEST_OF_KEY = "WHERE s.key_hash = ? ORDER BY s.seq DESC LIMIT 1"
 # Not what a null interaction_id means (settled 10).
 _NOT_THE_LAST = frozenset({"side_request", "superseded", "aborted"})
 
@@ -52,10 +54,7 @@ class SqlSessions:
         return await self._database.write(lambda connection: _begin(connection, request, self._clock()))
 
     async def live(self, key_hash: str) -> Session | None:
-        # A key has at most one running session, and that one is its newest.
-        return await self._database.read(
-            lambda connection: _one(connection, "WHERE s.key_hash = ? ORDER BY s.seq DESC LIMIT 1", key_hash)
-        )
+        return await self._database.read(lambda connection: _one(connection, _NEWEST_OF_KEY, key_hash))
 
     async def get(self, session_id: str) -> Session | None:
         return await self._database.read(lambda connection: _one(connection, "WHERE s.id = ?", session_id))
@@ -132,8 +131,8 @@ def _begin(connection: Connection, request: SessionRequest, now: float) -> Sessi
                 )
             return again
     limits = groups.open_limits(connection, request.purpose)
-    taken = _one(connection, "WHERE s.key_hash = ? AND s.ending IS NULL ORDER BY s.seq DESC LIMIT 1", request.key_hash)
-    if taken is not None:
+    taken = _one(connection, _NEWEST_OF_KEY, request.key_hash)
+    if taken is not None and taken.ending is None:
         raise Conflict(f"this key already has the running session {taken.id!r}; end or refresh it first")
     groups.settle_overdue(connection, now)
     place = None if request.purpose == "eval" else groups.join(connection, request.task_id, limits, now)
