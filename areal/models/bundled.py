@@ -200,7 +200,13 @@ BUNDLED: dict[str, Recipe] = {
     "tiny-qwen3": Recipe("tiny-qwen3", "writing a random net of 0.4M parameters", _tiny("qwen3")),
     "tiny-llama": Recipe("tiny-llama", "writing a random net of 0.4M parameters", _tiny("llama")),
     "tiny-qwen2": Recipe("tiny-qwen2", "writing a random net of 0.4M parameters", _tiny("qwen2")),
+    "tiny-qwen3-moe": Recipe(
+        "tiny-qwen3-moe", "writing a random net of 0.5M parameters and 8 experts", _tiny("qwen3_moe")
+    ),
     "tiny-qwen3-warm": Recipe(
         "tiny-qwen3-warm", "teaching a tiny net some of its sums, about 15 s", _tiny("qwen3", warm=True)
+    ),
+    "tiny-qwen3-moe-warm": Recipe(
+        "tiny-qwen3-moe-warm", "teaching a tiny net some of its sums, about 15 s", _tiny("qwen3_moe", warm=True)
     ),
 }

@@ -1,11 +1,11 @@
-"""Tiny random nets: 0.4M parameters, a character tokenizer, a chat template. For tests and configs/tiny.yaml.
+"""Tiny random nets: 0.4M parameters (0.5M with experts), a character tokenizer, a chat template. For tests and configs/tiny.yaml.
 
     write_tiny(folder, family="qwen3", seed=0)              # an ordinary Hugging Face folder
     write_tiny(folder, warm=True)                           # taught one-digit sums, but not well: "3+4=" -> "07"
 
 The same family and seed give the same bytes on one machine. A warm net answers in the right form (two digits, then <|im_end|>)
 but is often wrong, so that reinforcement learning has something to improve within seconds. Names in fetch: tiny-qwen3, tiny-llama,
-tiny-qwen2, tiny-qwen3-warm. Imports torch and transformers.
+tiny-qwen2, tiny-qwen3-moe (8 experts, 2 per token), tiny-qwen3-warm, tiny-qwen3-moe-warm. Imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from areal.base.errors import ConfigError, TrainingError
 
-Family = Literal["qwen3", "llama", "qwen2"]
+Family = Literal["qwen3", "llama", "qwen2", "qwen3_moe"]
 
 SPECIAL = ("<pad>", "<eos>", "<|im_start|>", "<|im_end|>")
 CHARACTERS = "\n 0123456789+=-*/.,:;?!'\"()_<>abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -53,8 +53,7 @@ def write_tiny(folder: Path, family: str = "qwen3", seed: int = 0, warm: bool = 
             _teach_sums(model)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_on_disk(model), folder / "model.safetensors", metadata={"format": "pt"})
     build_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -107,7 +106,9 @@ def _model(family: str) -> Any:
 
     token_ids = {token: index for index, token in enumerate(SPECIAL)}
     config_class, model_class = _CONFIGS[family](transformers)
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
     config = config_class(
+        **(experts if family == "qwen3_moe" else {}),
         vocab_size=len(SPECIAL) + len(CHARACTERS),
         hidden_size=128,
         intermediate_size=384,
@@ -133,7 +134,16 @@ _CONFIGS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "qwen3": lambda library: (library.Qwen3Config, library.Qwen3ForCausalLM),
     "llama": lambda library: (library.LlamaConfig, library.LlamaForCausalLM),
     "qwen2": lambda library: (library.Qwen2Config, library.Qwen2ForCausalLM),
+    "qwen3_moe": lambda library: (library.Qwen3MoeConfig, library.Qwen3MoeForCausalLM),
 }
+
+
+def _on_disk(model: Any) -> dict[str, torch.Tensor]:
+    """As save_pretrained would, without its progress bar: every expert by itself, the tied head left out."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    return {name: tensor.contiguous() for name, tensor in revert_weight_conversion(model, weights).items()}
 
 
 def _teach_sums(model: Any) -> None:

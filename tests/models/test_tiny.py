@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from areal.base.errors import ConfigError
+from areal.models.dense_config import read_config
 from areal.models.fetch import check_folder
+from areal.models.hf_weights import load_tensors
 from areal.models.tiny import CHARACTERS, SPECIAL, render, sum_answer, sum_prompt, write_tiny
 
 SUMS = [(x, y) for x in range(10) for y in range(10)]
@@ -27,16 +30,30 @@ def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2", "qwen3_moe"])
 def test_transformers_loads_it(tmp_path: Path, family: str) -> None:
     write_tiny(tmp_path, family=family)
     check_folder(tmp_path)
     model = load(tmp_path)
     assert model.config.model_type == family
-    assert 380_000 < sum(parameter.numel() for parameter in model.parameters()) < 420_000
+    low, high = (480_000, 600_000) if family == "qwen3_moe" else (380_000, 420_000)
+    assert low < sum(parameter.numel() for parameter in model.parameters()) < high
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     assert model.generation_config.eos_token_id == [SPECIAL.index("<|im_end|>"), SPECIAL.index("<eos>")]
     assert model(input_ids=torch.arange(len(SPECIAL) + len(CHARACTERS))[None]).logits.isfinite().all()
+
+
+def test_every_expert_lies_in_the_folder_by_itself_as_on_the_hub(tmp_path: Path) -> None:
+    """transformers fuses them in memory; what it writes itself and what other engines read is this."""
+    write_tiny(tmp_path, family="qwen3_moe")
+    shapes = read_config(tmp_path).parameter_shapes()
+    assert {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model.safetensors").items()} == shapes
+    assert shapes["model.layers.1.mlp.experts.7.gate_proj.weight"] == (64, 128)
+    model = load(tmp_path)
+    model.save_pretrained(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in load_tensors(tmp_path, shapes).items())
+    assert again.keys() == shapes.keys()
 
 
 def test_the_same_seed_gives_the_same_bytes_and_leaves_the_callers_random_state(tmp_path: Path) -> None:
