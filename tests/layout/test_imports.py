@@ -25,6 +25,8 @@ LIGHT_MODULES = (
     "areal.models.tokenizer",
     "areal.models.torch_install",
     "areal.__main__",
+    "areal.tools.plan.report",
+    "areal.tools.plan.search",
     "areal.tools.plot_metrics",
     "areal.tools.status",
 )

@@ -45,6 +45,7 @@ def bare(*words: str) -> subprocess.CompletedProcess[str]:
         ("areal.tools.status", "--help"),
         ("areal.doctor", "--help"),
         ("areal.replay", "--help"),
+        ("areal.tools.plan", "--help"),
         ("areal.models.fetch", "--help"),
     ],
 )

@@ -1,0 +1,106 @@
+"""Layouts: which sizes of d, t, p, c and e a model can be cut into, and all that N devices allow.
+
+    reasons(spec, shape)                        # [] or one sentence for each number that does not fit
+    for spec in layouts(shape, gpus=64, job=job): ...
+
+e splits experts over the ranks that d, c and t span, and adds no process. Tensor parallelism stays inside a node. `fsdp:` is offered where d
+alone is used, for it takes any Hugging Face causal LM. The spec is that of `actor.backend` (config/backend_spec.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+from areal.config.backend_spec import BackendSpec
+from areal.tools.plan.shape import Shape
+
+Checkpointing = Literal["none", "selective", "full"]
+LEAST_TOKENS = 64
+"""Tokens of a micro-batch below which one is not cut over c."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained with. tokens_per_mb: forwarded tokens of a micro-batch; sequence: of the longest row; batch_tokens: of an optimizer step.
+    checkpointing None: whatever is fastest of what fits."""
+
+    tokens_per_mb: int
+    sequence: int
+    batch_tokens: int
+    dtype: str
+    checkpointing: Checkpointing | None = None
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number of parameters and activations."""
+        return 2 if self.dtype == "bfloat16" else 4
+
+    @property
+    def packed_tokens(self) -> int:
+        """Tokens of the largest micro-batch: a longer row gets one of its own."""
+        return max(self.tokens_per_mb, self.sequence)
+
+
+def tensor_sizes(shape: Shape) -> list[int]:
+    """Sizes of t: they divide query and key heads, the vocabulary and the width of the map between."""
+    common = gcd(shape.heads, shape.kv_heads, shape.vocabulary)
+    if shape.expert_layers < shape.layers:
+        common = gcd(common, shape.intermediate)
+    return divisors(common)
+
+
+def reasons(spec: BackendSpec, shape: Shape) -> list[str]:
+    """What does not fit, each with the numbers that would."""
+    wrong = []
+    if spec.t not in (sizes := tensor_sizes(shape)):
+        wrong.append(
+            f"t{spec.t} does not divide {shape.heads} query heads, {shape.kv_heads} key heads and a vocabulary of "
+            f"{shape.vocabulary}; t of {_listed(sizes)} fits"
+        )
+    if shape.layers % spec.p:
+        wrong.append(f"p{spec.p} does not divide {shape.layers} layers; p of {_listed(divisors(shape.layers))} fits")
+    if spec.e > 1 and not shape.experts:
+        wrong.append(f"e{spec.e}: {shape.name} has no experts; only e1 fits")
+    elif spec.e not in (sizes := expert_sizes(shape, spec.d * spec.c * spec.t)):
+        wrong.append(
+            f"e{spec.e} does not divide {shape.experts} experts over the {spec.d * spec.c * spec.t} ranks of d, c and t; "
+            f"e of {_listed(sizes)} fits"
+        )
+    return wrong
+
+
+def expert_sizes(shape: Shape, ranks: int) -> list[int]:
+    """Sizes of e: they divide the experts, and the ranks of d, c and t."""
+    return divisors(gcd(shape.experts, ranks)) if shape.experts else [1]
+
+
+def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[BackendSpec]:
+    """Every layout of just so many devices. node: devices of one, which t never exceeds."""
+    if gpus > 1:
+        yield BackendSpec("fsdp", d=gpus)
+    for t in tensor_sizes(shape):
+        if gpus % t or t > node:
+            continue
+        for p in divisors(shape.layers):
+            if gpus % (t * p):
+                continue
+            for c in divisors(gpus // (t * p)):
+                if c > 1 and job.packed_tokens // c < LEAST_TOKENS:
+                    break
+                d = gpus // (t * p * c)
+                for e in expert_sizes(shape, d * c * t):
+                    if (t, p, c, e) != (1, 1, 1, 1) or gpus == 1:
+                        yield BackendSpec("archon" if gpus > 1 else "fsdp", d=d, t=t, p=p, c=c, e=e)
+
+
+def divisors(number: int) -> list[int]:
+    """In ascending order."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + (" or " if len(numbers) > 1 else "") + str(numbers[-1])

@@ -1,0 +1,199 @@
+"""Memory of the rank that needs most, byte by byte as the engine holds it.
+
+    memory = rank_memory(shape, spec, job, device, "full")
+    memory.total, memory.rows()
+
+What autograd keeps was read off with saved-tensor hooks (llama and qwen3 through transformers' modules, engine/model.py); tests/tools compare
+the sum with a real step's peak. A step has three moments that can be the peak: the end of a forward pass over the last
+micro-batch (all activations and the head's gradient are there), the backward pass of a layer that was computed again, and
+the optimizer. The assumptions are listed in docs/parallel_plan.md. Neighbours: traffic.py (seconds), engine/batch.py and algorithms/logprobs.py (whose constants stand here too,
+because those import torch; a test holds them together).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from areal.config.backend_spec import BackendSpec
+from areal.tools.plan.devices import Device
+from areal.tools.plan.layout import Checkpointing, Job
+from areal.tools.plan.shape import Shape
+
+QUERY_BLOCK = 256
+"""Queries of one attention block (engine/batch.py: BLOCK)."""
+HEAD_CHUNK = 128
+"""Tokens whose logits exist at once (algorithms/logprobs.py: CHUNK)."""
+KEPT_BYTES = 96 * 2**20
+"""Of probabilities that a forward pass keeps (algorithms/logprobs.py: KEEP_BYTES)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes at the peak. gathered: parameters of other ranks that are here for a while, and their gradients. logits: of the head, its gradient
+    included. runtime, and allocator (its holes): devices.py."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    logits: int
+    runtime: int
+    allocator: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.rows().values())
+
+    def rows(self) -> dict[str, int]:
+        """By name, in order."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Parameters of one pipeline stage on one rank. `whole`: of its tensor and expert share, as FSDP gathers them; `own`: what it keeps of that.
+    layer, root: the part of `whole` that one layer, and embedding, head and last norm, make up."""
+
+    whole: int
+    own: int
+    layer: int
+    root: int
+
+
+def share_of(shape: Shape, spec: BackendSpec, *, first: bool, last: bool) -> Share:
+    """Of a stage with layers / p layers. FSDP cuts over d * c, and what an expert rank has over those that have the same experts."""
+    shards, copies = spec.d * spec.c, spec.d * spec.c * spec.t // spec.e
+    split = shape.attention // spec.t + shape.norms
+    dense = split + shape.mlp // spec.t
+    experts = shape.experts // spec.e * shape.expert if shape.experts else 0
+    layers, sparse = shape.layers // spec.p, _up(shape.expert_layers, spec.p)
+    tables = (first + last) if not (shape.tied and first and last) else 1
+    root = tables * shape.table // spec.t + shape.hidden * last
+    cut = (layers - sparse) * dense + sparse * (split + shape.router) + root
+    return Share(
+        whole=cut + sparse * experts,
+        own=_up(cut, shards) + sparse * _up(experts, copies),
+        layer=max(dense if sparse < layers else 0, split + shape.router + experts if sparse else 0),
+        root=root,
+    )
+
+
+def layer_activations(shape: Shape, spec: BackendSpec, job: Job, *, experts: bool) -> int:
+    """Bytes that autograd keeps of one layer and one micro-batch, without checkpointing. experts: of a layer that has them."""
+    b, t = job.width, spec.t
+    n = _up(job.packed_tokens, spec.c)
+    d, q, kv = shape.hidden, shape.query_width // t, shape.kv_width // t
+    # Two norms: what came in as float32, the normalised (transformers: rounded to the dtype), what goes to the maps (gathered over t).
+    kept = 2 * (_up(n, t) * (4 + b) + n * b) * d
+    if shape.qk_norm:
+        kept += n * (4 + b) * (q + kv)
+    # Rotated queries, attention's outputs by block and in one piece; keys and values of the whole micro-batch, repeated for every query head.
+    kept += n * 3 * q * b + 2 * job.packed_tokens * q * b + n * 4 * shape.heads // t
+    kept += mask_numbers(job, n) * b
+    if not experts:
+        return kept + 4 * n * (shape.intermediate // t) * b
+    # Router: probabilities in float32. Per copy of a token: input, gate, up, activated, product, output before its weight.
+    copies = _up(n, t) * shape.experts_per_token
+    kept += _up(n, t) * shape.experts * 4
+    return kept + copies * (2 * d + 4 * shape.expert_intermediate) * b
+
+
+def mask_numbers(job: Job, queries: int) -> int:
+    """Numbers in the masks of one layer: SDPA turns them into floats and keeps these. Rows of the longest length, block by block."""
+    row = min(job.sequence, job.packed_tokens)
+    return queries * (row + min(row, QUERY_BLOCK)) // 2
+
+
+def kept_activations(shape: Shape, spec: BackendSpec, job: Job, checkpointing: Checkpointing, *, experts: bool) -> int:
+    """The same with checkpointing: `full` keeps each layer's input; `selective` also what matrix products and attention gave, and computes the
+    cheap rest again."""
+    if checkpointing == "none":
+        return layer_activations(shape, spec, job, experts=experts)
+    n = _up(job.packed_tokens, spec.c)
+    one = _up(n, spec.t) * shape.hidden * job.width
+    if checkpointing == "full":
+        return one
+    width = 2 * shape.query_width + 2 * shape.kv_width
+    if not experts:
+        return 3 * one + n * (width + 2 * shape.intermediate) // spec.t * job.width
+    copies = _up(n, spec.t) * shape.experts_per_token
+    return (
+        2 * one + n * width // spec.t * job.width + copies * (shape.hidden + 2 * shape.expert_intermediate) * job.width
+    )
+
+
+def rank_memory(shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing) -> Memory:
+    """Of the stage that needs most: the first one holds p micro-batches in flight (1F1B), the last one the head."""
+    stages = [(0, spec.p)] if spec.p == 1 else [(0, spec.p), (spec.p - 1, 1)]
+    found = [_stage(shape, spec, job, device, checkpointing, stage, in_flight) for stage, in_flight in stages]
+    return max(found, key=lambda memory: memory.total)
+
+
+def micro_batches(spec: BackendSpec, job: Job) -> int:
+    """Of one data rank and step; at least one, since every rank takes part in every gather."""
+    return max(1, _up(job.batch_tokens, spec.d * job.packed_tokens))
+
+
+def _stage(
+    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, stage: int, in_flight: int
+) -> Memory:
+    first, last = stage == 0, stage == spec.p - 1
+    share = share_of(shape, spec, first=first, last=last)
+    layers, sparse = shape.layers // spec.p, _up(shape.expert_layers, spec.p)
+    in_flight = min(in_flight, micro_batches(spec, job))
+    dense = kept_activations(shape, spec, job, checkpointing, experts=False) if sparse < layers else 0
+    expert = kept_activations(shape, spec, job, checkpointing, experts=True) if sparse else 0
+    activations = in_flight * ((layers - sparse) * dense + sparse * expert)
+    logits = _logits(shape, spec, job) if last else 0
+    if last:  # the last norm and what of it goes to the head
+        activations += _up(job.packed_tokens, spec.c) * shape.hidden * (4 + 3 * job.width)
+    again = 0
+    if checkpointing != "none":
+        again = layer_activations(shape, spec, job, experts=sparse > 0) - max(dense, expert)
+        again += _layer_backward(shape, spec, job)
+    head_gradient = shape.table // spec.t * job.width if last else 0
+    at_head, in_layer = logits + head_gradient, again + (head_gradient if shape.tied else 0)
+    activations, logits = (activations, at_head) if at_head >= in_layer else (activations + again, in_layer - again)
+    b = job.width
+    optimizer = share.own * (8 if b == 4 else 12)
+    gathered = _gathered(share, spec, job)
+    gradients = share.own * b
+    holes = int(device.holes * (activations + gradients))
+    backward = Memory(share.own * b, gradients, optimizer, gathered, activations, logits, device.runtime, holes)
+    if b == 4:
+        return backward
+    # The optimizer's moment: float32 copies of the gradients, and no activations.
+    step = share.own * 4
+    update = Memory(share.own * b, step, optimizer, 0, 0, 0, device.runtime, int(device.holes * step))
+    return max(backward, update, key=lambda memory: memory.total)
+
+
+def _logits(shape: Shape, spec: BackendSpec, job: Job) -> int:
+    """Probabilities that are kept, and one chunk's logits with their log-softmax."""
+    vocabulary = shape.vocabulary // spec.t
+    row = 4 * vocabulary
+    kept = min(KEPT_BYTES // (HEAD_CHUNK * row) * HEAD_CHUNK, _up(job.packed_tokens, spec.c)) * row
+    chunk = min(HEAD_CHUNK, job.packed_tokens) * (2 * row + (job.width * vocabulary if job.width == 2 else 0))
+    return kept + chunk
+
+
+def _layer_backward(shape: Shape, spec: BackendSpec, job: Job) -> int:
+    """Gradients of activations inside one layer: of the map's three inner tensors and of the hidden states."""
+    n = _up(job.packed_tokens, spec.c)
+    inner = shape.intermediate // spec.t
+    if shape.experts:
+        inner = shape.experts_per_token * shape.expert_intermediate // spec.t
+    return n * (3 * inner + 2 * shape.hidden) * job.width
+
+
+def _gathered(share: Share, spec: BackendSpec, job: Job) -> int:
+    """FSDP: embedding and head stay gathered from the first layer to the last, layers come one by one with the next one on its way; in the
+    backward pass one layer's gradients, and their float32 copies, wait for being summed."""
+    if share.own == share.whole:
+        return 0
+    return share.root * job.width + share.layer * (2 * job.width + job.width + 4)
+
+
+def _up(number: int, by: int) -> int:
+    return -(-number // by)

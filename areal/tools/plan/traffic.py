@@ -1,0 +1,181 @@
+"""Bytes that a rank sends in one step, and how long the step takes.
+
+    cost = step_cost(shape, spec, job, device, "full")
+    cost.seconds, cost.exposed, cost.traffic["data"].bytes
+
+An estimate for ranking, not a forecast: matrix products at half of the peak (what large ones reach), everything else at the speed
+of the memory, collectives at 80 % of the links' rate. FSDP's gathers run beside compute, the others hold it up. Neighbour: memory.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from areal.config.backend_spec import BackendSpec
+from areal.tools.plan.devices import Device
+from areal.tools.plan.layout import Checkpointing, Job
+from areal.tools.plan.memory import layer_activations, mask_numbers, micro_batches, share_of
+from areal.tools.plan.shape import Shape
+
+PRODUCTS = 0.5
+"""Part of the peak rate that matrix products reach."""
+LINKS = 0.8
+"""Part of the links' rate that collectives reach."""
+LATENCY = 2e-5
+"""Seconds that one collective takes however small it is, times the logarithm of its ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Of one dimension, per rank and step. bytes: sent. seconds: at the rate of the slowest link on their way, latency included."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one optimizer step. seconds: all of it. compute: arithmetic and memory traffic. exposed: communication that compute does not hide.
+    bubble: waiting for other stages. traffic: by dimension, the ones that are used. mfu: useful arithmetic over what the devices could do."""
+
+    seconds: float
+    compute: float
+    exposed: float
+    bubble: float
+    optimizer: float
+    micro_batches: int
+    traffic: dict[str, Traffic]
+    mfu: float
+
+
+def step_cost(shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing) -> Cost:
+    """One optimizer step of batch_tokens over all ranks."""
+    count = micro_batches(spec, job)
+    tokens = min(job.packed_tokens, max(job.sequence, -(-job.batch_tokens // (spec.d * count))))
+    compute = _compute(shape, spec, job, device, checkpointing, tokens)
+    data = _data(shape, spec, job, device)
+    exposed = {
+        "tensor": _tensor(shape, spec, job, device, checkpointing, tokens),
+        "context": _context(shape, spec, job, device, checkpointing, tokens),
+        "expert": _expert(shape, spec, job, device, checkpointing, tokens),
+        "pipeline": _pipeline(shape, spec, job, device, tokens),
+    }
+    held_up = sum(each.seconds for each in exposed.values())
+    waiting = max(0.0, data.seconds - compute)
+    each_mb = compute + held_up + waiting
+    bubble = (spec.p - 1) * each_mb
+    share = share_of(shape, spec, first=True, last=spec.p == 1)
+    # Moments, masters, gradients and parameters are read and written once.
+    optimizer = share.own * (28 if job.width == 4 else 36) / device.hbm
+    seconds = count * each_mb + bubble + optimizer
+    useful = 3 * job.batch_tokens * _forward_flops(shape, job)
+    return Cost(
+        seconds=seconds,
+        compute=count * compute,
+        exposed=count * (held_up + waiting),
+        bubble=bubble,
+        optimizer=optimizer,
+        micro_batches=count,
+        traffic={
+            name: Traffic(count * each.bytes, count * each.seconds)
+            for name, each in {"data": data, **exposed}.items()
+            if each.bytes
+        },
+        mfu=useful / (seconds * spec.size * device.flops(job.dtype)),
+    )
+
+
+def _forward_flops(shape: Shape, job: Job) -> float:
+    """Of one token: two for each parameter it goes through, and for each number of each key and value it looks at."""
+    looked_at = mask_numbers(job, job.packed_tokens) / job.packed_tokens
+    maps = shape.active_parameters - (0 if shape.tied else shape.table)
+    return 2 * maps + 4 * shape.layers * shape.query_width * looked_at
+
+
+def _compute(
+    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, tokens: int
+) -> float:
+    """Seconds of one micro-batch on one rank; the stages are taken to be equal."""
+    head = 2.0 * shape.table
+    layers = _forward_flops(shape, job) - head
+    again = 1 if checkpointing == "full" else 0
+    flops = (
+        tokens * (layers * (3 + again) + 4 * head) / (spec.t * spec.p * spec.c)
+    )  # the head's chunks are computed twice
+    kept = layer_activations(shape, spec, job, experts=shape.experts > 0) * shape.layers // spec.p
+    passes = (
+        4 if checkpointing == "none" else 6
+    )  # written, read back, and their gradients; twice written where computed again
+    moved = passes * kept * tokens / job.packed_tokens
+    return flops / (PRODUCTS * device.flops(job.dtype)) + moved / device.hbm
+
+
+def _data(shape: Shape, spec: BackendSpec, job: Job, device: Device) -> Traffic:
+    """FSDP, per micro-batch: parameters gathered for the forward and again for the backward pass, gradients summed in float32."""
+    share = share_of(shape, spec, first=True, last=spec.p == 1)
+    each = 2 * job.width + 4
+    experts = _expert_share(shape, spec)
+    dense = share.whole - experts
+    layers = 3 * shape.layers // spec.p
+    found = _ring(dense * each, spec.d * spec.c, spec.t, device, calls=layers)
+    copies = spec.d * spec.c * spec.t // spec.e
+    more = _ring(experts * each, copies, spec.e, device, calls=layers)
+    return Traffic(found.bytes + more.bytes, found.seconds + more.seconds)
+
+
+def _expert_share(shape: Shape, spec: BackendSpec) -> int:
+    """Parameters of a stage's experts on one rank, before FSDP cuts them."""
+    if not shape.experts:
+        return 0
+    return -(-shape.expert_layers // spec.p) * (shape.experts // spec.e) * shape.expert
+
+
+def _tensor(
+    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, tokens: int
+) -> Traffic:
+    """Sequence parallel: before each of a layer's two halves the hidden states are gathered, after it summed and scattered; the same backward."""
+    passes = 3 if checkpointing == "full" else 2
+    calls = 4 * passes * shape.layers // spec.p
+    one = tokens // spec.c * shape.hidden * job.width
+    return _ring(calls * one, spec.t, 1, device, calls=calls)
+
+
+def _context(
+    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, tokens: int
+) -> Traffic:
+    """Keys and values of the micro-batch gathered in every layer, their gradients summed and scattered."""
+    passes = 3 if checkpointing == "full" else 2
+    calls = passes * shape.layers // spec.p
+    return _ring(calls * tokens * 2 * shape.kv_width // spec.t * job.width, spec.c, spec.t, device, calls=calls)
+
+
+def _expert(
+    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, tokens: int
+) -> Traffic:
+    """Two all-to-alls per layer and direction: every token to its experts, and back."""
+    passes = 3 if checkpointing == "full" else 2
+    calls = 2 * passes * shape.expert_layers // spec.p
+    copies = tokens // (spec.c * spec.t) * shape.experts_per_token
+    sent = calls * copies * shape.hidden * job.width * (spec.e - 1) // spec.e
+    if not sent:
+        return Traffic(0, 0.0)
+    # All-to-all takes the ports one by one: what leaves the node leaves through this rank's own.
+    outside = max(0.0, 1 - device.node / spec.e)
+    seconds = sent * ((1 - outside) / device.link + outside / device.network) / LINKS
+    return Traffic(sent, seconds + calls * LATENCY * spec.e.bit_length())
+
+
+def _pipeline(shape: Shape, spec: BackendSpec, job: Job, device: Device, tokens: int) -> Traffic:
+    """Hidden states to the next stage, their gradients back."""
+    if spec.p == 1:
+        return Traffic(0, 0.0)
+    sent = 2 * tokens // (spec.c * spec.t) * shape.hidden * job.width
+    return Traffic(sent, sent / (LINKS * device.bus(2, spec.size // spec.p)) + 2 * LATENCY)
+
+
+def _ring(bytes_: float, ranks: int, stride: int, device: Device, *, calls: int) -> Traffic:
+    """A gather or a sum-and-scatter of so many bytes in all, in `calls` pieces, over ranks `stride` apart."""
+    if ranks == 1 or not bytes_:
+        return Traffic(0, 0.0)
+    sent = int(bytes_ * (ranks - 1) / ranks)
+    return Traffic(sent, sent / (LINKS * device.bus(ranks, stride)) + calls * LATENCY * ranks.bit_length())

@@ -1,0 +1,272 @@
+"""`areal plan`: shapes against published counts, layouts against a naive search, and what the command says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from areal.config.backend_spec import BackendSpec, parse_backend
+from areal.config.engine import Dtype
+from areal.tools.plan.__main__ import main
+from areal.tools.plan.devices import DEVICES, device_named
+from areal.tools.plan.layout import Job, divisors, layouts, reasons
+from areal.tools.plan.memory import Share, rank_memory, share_of
+from areal.tools.plan.presets import PRESETS
+from areal.tools.plan.search import CHECKPOINTING, plan_for
+from areal.tools.plan.shape import Shape, read_shape, shape_of
+from areal.tools.plan.traffic import step_cost
+
+JOB = Job(tokens_per_mb=8192, sequence=4096, batch_tokens=1 << 20, dtype="bfloat16")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "active"),
+    [
+        ("smollm2-135m", 134_515_008, 134_515_008),
+        ("qwen3-0.6b", 596_049_920, 596_049_920),
+        ("qwen2.5-7b", 7_615_616_512, 7_615_616_512),
+        ("qwen3-8b", 8_190_735_360, 8_190_735_360),
+        ("llama-3.1-8b", 8_030_261_248, 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496, 70_553_706_496),
+        ("llama-3.1-405b", 405_853_388_800, 405_853_388_800),
+    ],
+)
+def test_parameters_are_those_of_the_published_checkpoints(name: str, parameters: int, active: int) -> None:
+    shape = read_shape(name)
+    assert (shape.parameters, shape.active_parameters) == (parameters, active)
+
+
+@pytest.mark.parametrize(("name", "total", "active"), [("qwen3-30b-a3b", 30.5, 3.3), ("qwen3-235b-a22b", 235, 22)])
+def test_experts_are_counted_as_the_model_cards_do(name: str, total: float, active: float) -> None:
+    """The cards round down: 30.5B with 3.3B activated, 235B with 22B activated."""
+    shape = read_shape(name)
+    assert shape.parameters / 1e9 == pytest.approx(total, rel=0.002)
+    assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_a_folder_a_file_and_a_preset_are_the_same_model(tmp_path: Path) -> None:
+    raw = dict(PRESETS["qwen3-30b-a3b"]) | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    folder, file = read_shape(str(tmp_path)), read_shape(str(tmp_path / "config.json"))
+    assert folder == file == replace(read_shape("qwen3-30b-a3b"), name=tmp_path.name)
+
+
+def test_layers_without_experts_are_counted_apart() -> None:
+    raw = dict(PRESETS["qwen3-30b-a3b"]) | {"mlp_only_layers": [1], "decoder_sparse_step": 2}
+    assert shape_of(raw, "x", "x").expert_layers == 23
+    assert shape_of(dict(raw) | {"mlp_only_layers": [], "decoder_sparse_step": 1}, "x", "x").expert_layers == 48
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "holds a list"),
+        ('{"model_type": "mamba"}', "known: llama, qwen2, qwen3, qwen3_moe"),
+        ('{"model_type": "llama", "num_attention_heads": 0}', "num_attention_heads=0 is no whole number"),
+        (json.dumps(dict(PRESETS["llama-3.1-8b"]) | {"vocab_size": "many"}), "vocab_size='many'"),
+        (json.dumps(dict(PRESETS["llama-3.1-8b"]) | {"num_key_value_heads": 5}), "must be a multiple"),
+    ],
+)
+def test_what_is_no_model_is_one_line(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert main(["--model", str(tmp_path), "--gpus", "2"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "0"], "--gpus 0: give a number from 1"),
+        (["--gpus", "2", "--batch-tokens", "0"], "--batch-tokens 0"),
+        ([], "--gpus N or --layout SPEC is needed"),
+        (["--layout", "archon:t2"], "t2 does not divide 9 query heads, 3 key heads"),
+        (["--layout", "archon:t2"], "t of 1 or 3 fits"),
+        (["--layout", "archon:d2e2"], "has no experts"),
+        (["--layout", "archon:p4"], "p of 1, 2, 3, 5, 6, 10, 15 or 30 fits"),
+        (["--layout", "fsdp:d2", "--gpus", "4"], "takes 2 devices, --gpus says 4"),
+        (["--layout", "deep:d2"], "is no backend"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "smollm2-135m", *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_an_unknown_model_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "qwen3-31b", "--gpus", "8"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert all(name in line for name in PRESETS)
+
+
+def naive_layouts(shape: Shape, gpus: int) -> set[tuple[int, ...]]:
+    """(d, t, p, c, e), straight from what the words mean."""
+    found = set()
+    for d, t, p, c in product(range(1, gpus + 1), repeat=4):
+        if d * t * p * c != gpus or shape.heads % t or shape.kv_heads % t or shape.vocabulary % t or shape.layers % p:
+            continue
+        for e in range(1, d * t * c + 1):
+            if (d * t * c) % e == 0 and (e == 1 or (shape.experts and shape.experts % e == 0)):
+                found.add((d, t, p, c, e))
+    return found
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen3-30b-a3b", "llama-3.1-8b"])
+@pytest.mark.parametrize("gpus", [1, 2, 6, 12])
+def test_every_layout_is_listed_once_and_fits(name: str, gpus: int) -> None:
+    shape = read_shape(name)
+    specs = list(layouts(shape, gpus, JOB, node=8))
+    assert {(s.d, s.t, s.p, s.c, s.e) for s in specs} == naive_layouts(shape, gpus)
+    assert len(specs) == len(set(specs))
+    assert [reasons(spec, shape) for spec in specs if reasons(spec, shape)] == []
+    assert all(parse_backend(str(spec), "train") == spec for spec in specs)
+    assert [str(spec) for spec in specs if spec.name == "fsdp"] == [f"fsdp:d{gpus}"]
+
+
+def test_tensor_peers_stay_in_one_node() -> None:
+    shape = read_shape("llama-3.1-405b")
+    assert max(spec.t for spec in layouts(shape, 64, JOB, node=4)) == 4
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("gpus", [1, 2, 7, 13, 97, 1009])
+def test_any_number_of_devices_has_a_plan(name: str, gpus: int) -> None:
+    plan = plan_for(read_shape(name), gpus, device_named("h100", gpus), JOB)
+    assert plan.ranked
+    assert all(each.spec.size == gpus for each in plan.ranked)
+    assert all(each.fits != bool(plan.advice) for each in plan.ranked)
+    if plan.advice:
+        assert plan.advice.startswith("what would fit: ")
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-3.1-70b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("dtype", get_args(Dtype))
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_more_data_ranks_never_cost_a_rank_more(name: str, dtype: str, checkpointing: Any) -> None:
+    """From two on: the first cut is what makes layers be gathered."""
+    shape, job, device = read_shape(name), replace(JOB, dtype=dtype), device_named("h100", 1)
+    for t, p in ((1, 1), (4, 1), (1, 2)):
+        specs = [BackendSpec("archon", d=d, t=t, p=p) for d in (2, 4, 8, 64, 512)]
+        totals = [rank_memory(shape, spec, job, device, checkpointing).total for spec in specs]
+        assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_checkpointing_saves_memory_and_costs_time(name: str) -> None:
+    shape, spec, device = read_shape(name), BackendSpec("archon", d=8), device_named("h100", 8)
+    held = [rank_memory(shape, spec, JOB, device, each).activations for each in CHECKPOINTING]
+    seconds = [step_cost(shape, spec, JOB, device, each).compute for each in CHECKPOINTING]
+    assert held == sorted(held, reverse=True)
+    assert seconds == sorted(seconds)
+    assert held[2] < held[0] / 4
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "llama-3.1-8b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("spec", ["archon:d1", "archon:d4", "archon:d2t1p2", "archon:d4t1p1c2e8", "archon:d4t1p2e4"])
+def test_all_ranks_together_hold_every_parameter(name: str, spec: str) -> None:
+    shape, parsed = read_shape(name), parse_backend(spec)
+    if reasons(parsed, shape):
+        parsed = replace(parsed, e=1)
+    shares: list[Share] = [
+        share_of(shape, parsed, first=stage == 0, last=stage == parsed.p - 1) for stage in range(parsed.p)
+    ]
+    held = sum(share.own for share in shares) * parsed.d * parsed.c
+    twice = shape.table if shape.tied and parsed.p > 1 else 0
+    assert held == pytest.approx(shape.parameters + twice, rel=1e-4)
+    assert held >= shape.parameters + twice
+
+
+def test_divisors_are_all_of_them() -> None:
+    for number in range(1, 200):
+        assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
+
+
+def test_nothing_fits_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "llama-3.1-70b", "--gpus", "8", "--gpu", "a100"]) == 1
+    said = capsys.readouterr().out
+    assert "nothing fits: the layout that needs least" in said
+    assert "what would fit: " in said
+    wanted = int(said.split("what would fit: ")[1].split(" devices")[0].split()[-1])
+    assert main(["--model", "llama-3.1-70b", "--gpus", str(wanted), "--gpu", "a100"]) == 0
+    assert main(["--model", "llama-3.1-70b", "--gpus", str(wanted // 2), "--gpu", "a100"]) == 1
+
+
+def test_smaller_micro_batches_are_proposed_where_they_help(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--model",
+        "qwen3-8b",
+        "--gpus",
+        "8",
+        "--sequence",
+        "2048",
+        "--checkpointing",
+        "none",
+        "--dtype",
+        "float32",
+    ]
+    assert main([*words, "--tokens-per-mb", "65536"]) == 1
+    said = capsys.readouterr().out
+    assert "--checkpointing full (" in said
+    assert "--tokens-per-mb" in said
+    tokens = said.split("--tokens-per-mb ")[1].split()[0]
+    assert main([*words, "--tokens-per-mb", tokens]) == 0
+
+
+def test_json_holds_every_number_and_the_keys_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "qwen3-235b-a22b", "--gpus", "1024", "--gpu", "h100", "--top", "3", "--json"]
+    assert main(words) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] is True
+    assert plan["layouts_considered"] < 1000  # what makes a plan instant
+    assert len(plan["ranked"]) == 3
+    for each in plan["ranked"]:
+        memory = dict(each["memory"])
+        assert memory.pop("total") == sum(memory.values()) <= DEVICES["h100"].memory
+        assert set(memory) >= {"weights", "gradients", "optimizer", "activations", "logits"}
+        assert each["overrides"][0] == f"actor.backend={each['spec']}"
+        assert parse_backend(each["spec"]).size == 1024
+        assert each["step"]["traffic"]["data"]["bytes"] > 0
+    seconds = [each["step"]["seconds"] for each in plan["ranked"]]
+    assert seconds == sorted(seconds)
+
+
+def test_tables_show_memory_traffic_and_the_line_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "qwen3-30b-a3b", "--layout", "archon:d4t2e8", "--gpu", "h200"]) == 0
+    said = capsys.readouterr().out
+    for word in ("weights", "gradients", "optimizer", "activations", "logits", "data", "tensor", "expert", "assumed: "):
+        assert word in said
+    assert "to copy: actor.backend=archon:d4t2p1c1e8 actor.dtype=bfloat16" in said
+
+
+def test_traffic_of_one_device_is_nothing_and_of_two_is_as_counted() -> None:
+    shape, job = read_shape("llama-3.1-8b"), Job(4096, 4096, 16384, "bfloat16")
+    device = device_named("h100", 2)
+    assert step_cost(shape, BackendSpec("fsdp"), job, device, "none").traffic == {}
+    two = step_cost(shape, BackendSpec("fsdp", d=2), job, device, "none")
+    # Two micro-batches each: the half that the other has, as bf16 forward and backward, and its gradients as float32.
+    assert two.micro_batches == 2
+    assert two.traffic["data"].bytes == pytest.approx(2 * shape.parameters / 2 * (2 + 2 + 4), rel=1e-3)
+
+
+def test_a_plan_needs_no_torch() -> None:
+    program = (
+        "import sys\nfrom areal.tools.plan.__main__ import main\n"
+        "code = main(['--model', 'qwen3-235b-a22b', '--gpus', '64'])\n"
+        "assert not [each for each in ('torch', 'transformers', 'matplotlib') if each in sys.modules]\nsys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "qwen3-235b-a22b: 235.1B parameters, 22.2B active" in done.stdout

@@ -1,0 +1,126 @@
+"""The planner's bytes against what the engine really holds: saved tensors of small nets, and (heavy) a real step's peak at 135M."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.algorithms import logprobs
+from areal.config.backend_spec import BackendSpec
+from areal.engine import batch
+from areal.tools.plan import memory
+from areal.tools.plan.devices import device_named
+from areal.tools.plan.layout import Job
+from areal.tools.plan.memory import kept_activations, rank_memory
+from areal.tools.plan.shape import Shape, read_shape
+from tests.tools.measure_step import row_of
+
+HERE = Path(__file__).parent
+
+
+def test_constants_are_the_engines() -> None:
+    assert memory.QUERY_BLOCK == batch.BLOCK
+    assert memory.HEAD_CHUNK == logprobs.CHUNK
+    assert memory.KEPT_BYTES == logprobs.KEEP_BYTES
+
+
+def write_net(folder: Path, family: str, layers: int) -> Shape:
+    """A random net with few tokens and, for its size, wide layers."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(3)
+    widths = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6, "num_key_value_heads": 2}
+    widths |= {"vocab_size": 97, "num_hidden_layers": layers, "head_dim": 24}
+    net = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**widths, tie_word_embeddings=True)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**widths, tie_word_embeddings=True)),
+    }[family]()
+    net.save_pretrained(folder)
+    return read_shape(str(folder))
+
+
+def saved_bytes(folder: Path, dtype: str, checkpointing: bool, tokens: int) -> int:
+    """What autograd keeps over the forward pass of one micro-batch, each memory once, the parameters aside."""
+    import torch
+
+    from areal.engine.engine import TrainEngine
+    from areal.engine.settings import EngineSettings
+
+    settings = {"model_dir": str(folder), "algorithm": "grpo", "threads": 1, "total_steps": 9, "dtype": dtype}
+    settings |= {"max_tokens_per_mb": tokens, "gradient_checkpointing": checkpointing}
+    engine = TrainEngine.load(EngineSettings.model_validate(settings))
+    parameters = {tensor.untyped_storage().data_ptr() for _, tensor in engine.named_tensors()}
+    held: dict[int, torch.Tensor] = {}
+    forward = True
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if forward and (at := tensor.untyped_storage().data_ptr()) not in parameters:
+            held[at] = tensor
+        return tensor
+
+    def give(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal forward
+        forward = False
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, give):
+        engine.train_step([row_of(0, tokens, 97)], step=0, current_version=0)
+    return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "checkpointing"),
+    [
+        ("llama", "float32", False),
+        ("llama", "float32", True),
+        ("llama", "bfloat16", False),
+        ("qwen3", "bfloat16", False),
+    ],
+)
+def test_what_a_layer_keeps_is_what_autograd_keeps(
+    family: str, dtype: str, checkpointing: bool, tmp_path: Path, restored_threads: None
+) -> None:
+    """The difference of four layers and one, so that what stands outside of the layers does not count."""
+    tokens = 300  # two blocks of queries
+    found = []
+    for layers in (1, 4):
+        shape = write_net(tmp_path / str(layers), family, layers)
+        found.append(saved_bytes(tmp_path / str(layers), dtype, checkpointing, tokens))
+    measured = (found[1] - found[0]) / 3
+    job = Job(tokens, tokens, tokens, dtype)
+    planned = kept_activations(shape, BackendSpec("fsdp"), job, "full" if checkpointing else "none", experts=False)
+    assert planned == pytest.approx(measured, rel=0.02)
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("tokens", [256, 512])
+def test_the_sum_is_the_measured_peak_of_a_step_at_135m(tokens: int) -> None:
+    """The growth over the import baseline, within 15 %: docs/parallel_plan.md has the numbers."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "measure_step.py"), str(tokens)],
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout.splitlines()[-1])
+    job = Job(tokens, tokens, 2 * tokens, measured["dtype"])
+    planned = rank_memory(read_shape("smollm2-135m"), BackendSpec("fsdp"), job, device_named("cpu", 1), "none")
+    assert planned.total == pytest.approx(measured["peak_growth"], rel=0.15)
