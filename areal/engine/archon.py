@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from areal.algorithms.logprobs import token_logprobs
+from areal.base.errors import ConfigError
 from areal.engine.batch import PackedBatch
 from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
 from areal.engine.parallel.world import World
 from areal.models.decoder import Attend, Decoder
 from areal.models.dense_config import DenseConfig, read_config
+from areal.models.experts import Routing
 from areal.models.hf_weights import load_tensors
 from areal.models.value_head import ValueHead
 
@@ -45,7 +47,8 @@ class Stage(nn.Module):
 
     def forward(self, packed: PackedBatch, hidden: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Hidden states for the next stage, or of the last stage outputs [m] and entropies [m]. hidden: from the stage before; none for the first."""
-        x = self.decoder(packed.ids if hidden is None else hidden, packed.positions, attend_to(packed))
+        routing = Routing(weight=packed.shared_by)
+        x = self.decoder(packed.ids if hidden is None else hidden, packed.positions, attend_to(packed), routing)
         return self._outputs(x.index_select(0, packed.source), packed) if self.last else x
 
     def _outputs(self, hidden: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -117,6 +120,8 @@ def load_archon(model_dir: str | os.PathLike[str], world: World, *, dtype: str, 
     Raises ConfigError where the folder holds no family that models/dense_config.py knows, or the layout does not fit it."""
     folder = Path(model_dir)
     config = read_config(folder)
+    if config.experts:
+        raise ConfigError(f"{folder}: the experts of {config.family} cannot be loaded by archon yet; use fsdp:")
     with torch.device("meta"):
         decoder = Decoder(config)
     tensors = load_tensors(folder, config.parameter_shapes())

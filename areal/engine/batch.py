@@ -52,11 +52,12 @@ class PackedBatch:
 
     source: packed token that predicts. target: id predicted. row, position: which trained token this is, in the rows given to
     `pack`. interaction: a number shared by the tokens of one sampled answer. The rest are that token's own numbers; None where
-    its rows have none. row_tokens: tokens of its rows if each were forwarded by itself."""
+    its rows have none. shared_by [n]: how many rows go through each forwarded token, 0 for one that no row needs. row_tokens: tokens of its rows if each were forwarded by itself."""
 
     ids: Tensor
     positions: Tensor
     blocks: tuple[QueryBlock, ...]
+    shared_by: Tensor
     source: Tensor
     target: Tensor
     row: Indices
@@ -133,6 +134,7 @@ def empty_batch() -> PackedBatch:
         ids=torch.zeros(1, dtype=torch.long),
         positions=torch.zeros(1, dtype=torch.long),
         blocks=(QueryBlock(0, 1, slice(0, 1), torch.ones(1, 1, dtype=torch.bool)),),
+        shared_by=torch.zeros(1),
         source=none.long(),
         target=none.long(),
         row=np.zeros(0, np.int64),
@@ -199,6 +201,7 @@ class _Forest:
             ids=torch.from_numpy(ids).long(),
             positions=torch.from_numpy(depths).long(),
             blocks=tuple(self._blocks()),
+            shared_by=torch.from_numpy(np.bincount(np.concatenate(self.paths), minlength=self.size)).float(),
             source=torch.from_numpy(np.concatenate([p[t - 1] for p, t in zip(self.paths, at, strict=True)])),
             target=gathered([row.ids for row in rows], torch.long),
             row=np.repeat([number for number, _ in self.rows], counts),

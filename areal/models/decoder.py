@@ -1,4 +1,4 @@
-"""The decoder that is trained in many processes: llama, qwen2, qwen3, a slice of its layers if need be. Attention itself is the caller's.
+"""The decoder that is trained in many processes: llama, qwen2, qwen3, qwen3_moe, a slice of its layers if need be. Attention itself is the caller's.
 
     decoder = Decoder(config)                              # or Decoder(config, layers=range(0, 12)): the first stage of a pipeline
     hidden = decoder(ids, positions, attend)               # [n] -> [n, hidden], packed rows one behind the other, no batch dimension
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from areal.base.errors import ConfigError
 from areal.models.dense_config import DenseConfig
+from areal.models.experts import PLAIN, Routing, SparseMlp
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [n, heads, head_dim], k and v [n, kv_heads, head_dim] -> [n, heads, head_dim]."""
@@ -31,8 +31,6 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DenseConfig, layers: range | None = None) -> None:
         super().__init__()
-        if config.experts:
-            raise ConfigError(f"{config.family} with experts has no training net of our own yet; use fsdp:")
         layers = range(config.layers) if layers is None else layers
         self.config = config
         self.model = Body(config, layers)
@@ -42,9 +40,9 @@ class Decoder(nn.Module):
             if config.tied and self.model.embed_tokens is not None:
                 self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """x: ids [n], or hidden states [n, hidden] where there is no embedding; positions [n]."""
-        hidden: Tensor = self.model(x, positions, attend)
+    def forward(self, x: Tensor, positions: Tensor, attend: Attend, routing: Routing = PLAIN) -> Tensor:
+        """x: ids [n], or hidden states [n, hidden] where there is no embedding; positions [n]. routing: of sparse layers."""
+        hidden: Tensor = self.model(x, positions, attend, routing)
         return hidden
 
     def blocks(self) -> Iterator[Block]:
@@ -60,34 +58,37 @@ class Body(nn.Module):
     def __init__(self, config: DenseConfig, layers: range) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden) if layers.start == 0 else None
-        self.layers = nn.ModuleDict({str(number): Block(config) for number in layers})
+        self.layers = nn.ModuleDict({str(number): Block(config, number) for number in layers})
         self.norm = nn.RMSNorm(config.hidden, eps=config.norm_eps) if layers.stop == config.layers else None
         self._frequencies = config.rope.inverse_frequencies(config.head_dim)
 
-    def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, attend: Attend, routing: Routing) -> Tensor:
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)
         angles = positions[:, None].float() * torch.tensor(self._frequencies, device=positions.device)
         rotation = (angles.cos()[:, None].to(x.dtype), angles.sin()[:, None].to(x.dtype))
         for block in self.layers.values():
-            x = block(x, rotation, attend)
+            x = block(x, rotation, attend, routing)
         return x if self.norm is None else self.norm(x)
 
 
 class Block(nn.Module):
-    """One layer: attention, then a gated map, each beside a residual."""
+    """One layer: attention, then a gated map (in a sparse layer several, chosen for each token), each beside a residual."""
 
-    def __init__(self, config: DenseConfig) -> None:
+    def __init__(self, config: DenseConfig, number: int) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
-        self.mlp: nn.Module = GatedMlp(config.hidden, config.intermediate)
+        self.mlp: GatedMlp | SparseMlp = (
+            SparseMlp(config, number) if config.is_sparse(number) else GatedMlp(config.hidden, config.intermediate)
+        )
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, routing: Routing) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotation, attend)
-        hidden: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return hidden
+        normed = self.post_attention_layernorm(x)
+        out: Tensor = self.mlp(normed, routing) if isinstance(self.mlp, SparseMlp) else self.mlp(normed)
+        return x + out
 
 
 class Attention(nn.Module):

@@ -98,6 +98,9 @@ def test_shared_prompts_are_computed_once(make_row: MakeRow) -> None:
     [separate] = pack(rows, max_tokens=4096, share_prefixes=False)
     assert len(shared.ids) == 35 + 8 * 11
     assert len(separate.ids) == shared.row_tokens == 8 * 46
+    assert shared.shared_by.sum() == shared.row_tokens
+    assert shared.shared_by.max() == 8
+    assert (separate.shared_by == 1).all()
 
 
 def test_rows_without_a_common_prefix_are_block_diagonal(make_row: MakeRow) -> None:

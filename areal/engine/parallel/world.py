@@ -126,7 +126,7 @@ def replicas(tensor: Any, world: World) -> int:
     shards = 1
     if isinstance(tensor, _distributed()):
         for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-            shards *= size if placement.is_shard() else 1
+            shards *= 1 if placement.is_replicate() else size  # torch's strided shard says that it is no shard
     return world.spec.size // world.size("p") // shards
 
 
