@@ -29,7 +29,7 @@ def train(folder: Path, steps: int, *overrides: str) -> subprocess.CompletedProc
     own = [f"total_train_steps={steps}", "rollout.agent.gateway_port=0", f"cluster.fileroot={folder.parent}"]
     own += ["train_dataset.batch_size=4", "saver.keep=1"]
     return subprocess.run(
-        [*command, *own, *overrides], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=280
+        [*command, *own, *overrides], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=580
     )
 
 
@@ -70,7 +70,7 @@ def test_a_critic_and_a_reference_serve_a_run_and_its_resumption(folder: Path) -
 
 def replayed(folder: Path, step: int) -> list[str]:
     command = [sys.executable, "-m", "areal.replay", str(folder), "--step", str(step)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     return [" ".join(line.split()[:3]) for line in done.stdout.splitlines()]
 

@@ -30,7 +30,7 @@ async def test_a_run_on_postgres(tmp_path: Path, postgres: PostgresServer) -> No
         steps = [f"total_train_steps={life * STEPS}"]
         done = await asyncio.to_thread(
             subprocess.run, [*command, *overrides, *steps, "store.url=${STORE_URL}"],
-            cwd=ROOT, env=env, capture_output=True, text=True, timeout=280,
+            cwd=ROOT, env=env, capture_output=True, text=True, timeout=580,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         assert json.loads((folder / "summary.json").read_text())["steps"] == life * STEPS

@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "NO_PROXY": "10.0.0.0/8",
     }  # T103
     done = subprocess.run(
-        [*command, *overrides], cwd=ROOT, env=os.environ | proxies, capture_output=True, text=True, timeout=280
+        [*command, *overrides], cwd=ROOT, env=os.environ | proxies, capture_output=True, text=True, timeout=580
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stderr == ""
@@ -103,7 +103,7 @@ def test_every_recorded_token_is_trained_masked_dropped_or_still_waiting(run: Pa
 
 def replayed(run: Path, step: int, *flags: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "areal.replay", str(run), "--step", str(step), *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.stderr == ""
     return done.returncode, done.stdout
 

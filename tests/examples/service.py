@@ -37,7 +37,7 @@ class Running:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=480,
             env={**self.environment, **environment},
             check=False,
         )
@@ -64,7 +64,7 @@ class Running:
 
     def wait(self) -> str:
         """Its output, once it has taken its steps."""
-        output, _ = self.process.communicate(timeout=240)
+        output, _ = self.process.communicate(timeout=480)
         assert self.process.returncode == 0, output
         return output
 

@@ -87,7 +87,7 @@ def test_openclaw_with_the_file_of_this_repository(tmp_path: Path, installed: In
             text=True,
             stdin=subprocess.DEVNULL,
             env={"PATH": f"{node}{os.pathsep}/usr/bin:/bin", "HOME": os.fspath(home), "TERM": "dumb"},
-            timeout=240,
+            timeout=480,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

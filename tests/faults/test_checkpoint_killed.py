@@ -42,7 +42,7 @@ def test_T081_a_writer_that_is_killed_leaves_the_checkpoint_before(tmp_path: Pat
     model.mkdir()
     (model / "tokenizer.json").write_text("{}")
     done = subprocess.run(
-        [sys.executable, "-c", WRITER, str(tmp_path), str(model)], capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", WRITER, str(tmp_path), str(model)], capture_output=True, text=True, timeout=480
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)

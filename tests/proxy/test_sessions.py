@@ -146,7 +146,7 @@ async def test_ending_cuts_what_does_not_finish_in_time_and_masks_it(
 
 
 async def test_late_rewards_are_taken_within_the_grace(make_service: Any, eventually: Any) -> None:
-    service = await make_service(agent={"reward_grace_seconds": 1.5})
+    service = await make_service(agent={"reward_grace_seconds": 4})
     key = await service.start()
     await service.chat(key, "hi")
     assert (await service.end(key))["interaction_count"] == 1
@@ -234,7 +234,7 @@ async def test_T048_of_two_refreshes_one_wins_and_a_call_lands_whole_in_one_sess
     await eventually(lambda: service.calls()["running"] == 1)
     body = {"task_id": "t", "api_key": key}
     refreshes = [asyncio.create_task(service.post("/rl/start_session", body)) for _ in range(2)]
-    await asyncio.sleep(0.05)
+    await eventually(lambda: service.proxy.sessions._refreshing)
     held = asyncio.create_task(service.chat(key, "hi"))
     answers = [await refresh for refresh in refreshes]
     assert sorted(status for status, _, _ in answers) == [200, 409]
@@ -277,11 +277,12 @@ async def test_a_refresh_without_a_free_slot_is_429_and_the_key_stays_good(make_
     assert (status, body["session_id"]) == (200, "t-1")
 
 
-async def test_a_refresh_waits_for_a_slot(make_service: Any) -> None:
+async def test_a_refresh_waits_for_a_slot(make_service: Any, eventually: Any) -> None:
     service = await make_service(limits=Limits(max_concurrent=1, max_lag=0, batch_groups=1))
     key = await service.start("t")
     await service.chat(key, "hi")
     waiting = asyncio.create_task(service.post("/rl/start_session", {"task_id": "t", "api_key": key}))
+    await eventually(lambda: service.proxy.sessions._refreshing)
     held = asyncio.create_task(service.chat(key, "hi"))
     await asyncio.sleep(0.2)
     assert not waiting.done()

@@ -84,7 +84,7 @@ def environment(folder: Path) -> dict[str, str]:
 def doctor(folder: Path, program: str, *words: str) -> Done:
     done = subprocess.run(
         command(folder, program, "--json", *words),
-        cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=240,
+        cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=480,
     )  # fmt: skip
     assert "Traceback" not in done.stderr.replace("agent | Traceback", ""), done.stderr
     report = json.loads(done.stdout) if done.stdout else None
@@ -249,7 +249,7 @@ def test_a_session_of_its_own_tool_calls_and_the_text_report(tmp_path: Path) -> 
     ]
     script.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = command(tmp_path, TOOLS, "--script", str(script), "--session", "sum-1")
-    done = subprocess.run(words, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(words, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stderr
     lines_of = {line[:12].strip(): line[12:] for line in done.stdout.splitlines() if line[:1].strip()}
     assert lines_of["sessions"] == "1: sum-1 (by start_session, accepted)"
@@ -271,7 +271,7 @@ def test_the_report_of_the_page_is_what_its_agent_gets(tmp_path: Path) -> None:
     }
     done = subprocess.run(
         [sys.executable, "-m", "areal.doctor", "--agent", "python agent.py", "rollout.agent.export_style=concat"],
-        cwd=tmp_path, env=known, capture_output=True, text=True, timeout=240,
+        cwd=tmp_path, env=known, capture_output=True, text=True, timeout=480,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     seconds = re.compile(r"after [\d.]+ s$", re.MULTILINE)
