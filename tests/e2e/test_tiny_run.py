@@ -25,6 +25,7 @@ from tests.books import balanced
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
+pytestmark = pytest.mark.timeout(1200)  # a minute on an idle machine; the bound is for a run that hangs
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "NO_PROXY": "10.0.0.0/8",
     }  # T103
     done = subprocess.run(
-        [*command, *overrides], cwd=ROOT, env=os.environ | proxies, capture_output=True, text=True, timeout=580
+        [*command, *overrides], cwd=ROOT, env=os.environ | proxies, capture_output=True, text=True, timeout=1100
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stderr == ""

@@ -184,7 +184,7 @@ async def test_a_silent_worker_is_504_before_the_answer_and_an_event_in_it(run, 
         await asyncio.Event().wait()
 
     await run.add_worker("w0", answer)
-    async with run.gateway(silence_timeout_s=0.3) as url:
+    async with run.gateway(silence_timeout_s=1.0) as url:
         async with http.post(url + CHAT, data=b"{}", headers=run.headers()) as response:
             assert response.status == 504
             assert (await response.json())["error"]["code"] == "backend_timeout"

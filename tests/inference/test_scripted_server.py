@@ -138,14 +138,14 @@ async def test_every_token_has_the_version_it_was_sent_under(server: Server, bac
 
 
 async def test_a_paused_stream_waits_behind_pings_and_goes_on(server: Server, backend: HttpBackend) -> None:
-    impatient = HttpBackend("scripted", server.url, TOKEN, silence_s=1.0)
+    impatient = HttpBackend("scripted", server.url, TOKEN, silence_s=2.5)
     seen: list[int] = []
     async with aclosing(impatient.generate(server.request("count", "pause"))) as chunks:
         async for chunk in chunks:
             seen += ids([chunk])
             if len(seen) == 2:
                 await backend.pause()
-                resumed = asyncio.create_task(resume_later(backend, 2.5))  # longer than the client's patience
+                resumed = asyncio.create_task(resume_later(backend, 5.0))  # longer than the client's patience
     await resumed
     await impatient.close()
     assert server.renderer.tokenizer.decode(seen) == "0123456789"
