@@ -66,5 +66,7 @@ class ActorConfig(ObjectiveConfig, ModelConfig):
     """Token budget of one micro-batch (one forward and backward); bounds activation memory (135M in float32: 3.6 GB in all at 512, 4.6 at 1024)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
+    pipeline_chunks: int = Field(1, ge=1)
+    """Pipeline stages on each process of archon's `p`: 1 = 1F1B; 2 or more are interleaved, with a smaller bubble, more messages and more activations kept."""
     threads: int = Field(0, ge=0)
     """CPU threads of one rank; 0 = half of the cores in an asynchronous run, all of them in a synchronous one."""

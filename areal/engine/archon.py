@@ -10,7 +10,7 @@ expert parallelism have their places. Neighbours: model.py (any other model, dat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,12 +20,15 @@ from areal.algorithms.logprobs import token_logprobs
 from areal.base.errors import ConfigError
 from areal.engine.batch import PackedBatch
 from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
+from areal.engine.parallel.schedule import stage_layers
 from areal.engine.parallel.world import World
 from areal.models.decoder import Attend, Decoder
 from areal.models.dense_config import DenseConfig, read_config
 from areal.models.experts import Routing
 from areal.models.hf_weights import load_tensors
 from areal.models.value_head import ValueHead
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Stage(nn.Module):
@@ -51,6 +54,11 @@ class Stage(nn.Module):
         x = self.decoder(packed.ids if hidden is None else hidden, packed.positions, attend_to(packed), routing)
         return self._outputs(x.index_select(0, packed.source), packed) if self.last else x
 
+    def place_for(self, packed: PackedBatch) -> Tensor:
+        """Room for the hidden states that come from the stage before."""
+        weight = next(self.decoder.parameters())
+        return torch.empty(len(packed.ids), self.decoder.config.hidden, dtype=weight.dtype, device=packed.ids.device)
+
     def _outputs(self, hidden: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         if self.value_head is not None:
             values: Tensor = self.value_head(hidden)
@@ -67,6 +75,9 @@ class ArchonNet(Net):
         self.config = config
         self.stages = nn.ModuleList(stages)
         self._files = files
+        held = {name for stage in stages for name, _ in stage.decoder.named_parameters()}
+        apart = config.tied and not {EMBEDDING, HEAD} <= held and not (stages[0].first and stages[-1].last)
+        self.shared = {name: EMBEDDING for name in (EMBEDDING, HEAD) if apart and name in held}
 
     @property
     def vocabulary(self) -> int:
@@ -96,7 +107,8 @@ class ArchonNet(Net):
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         for stage in self.own_stages():
-            yield from without_twins(stage.decoder)
+            named = without_twins(stage.decoder)
+            yield from (pair for pair in named if not (pair[0] == HEAD and self.config.tied))
             if stage.value_head is not None:
                 yield from ((f"value_head.{name}", p) for name, p in without_twins(stage.value_head))
 
@@ -114,27 +126,42 @@ def attend_to(packed: PackedBatch) -> Attend:
     return attend
 
 
-def load_archon(model_dir: str | os.PathLike[str], world: World, *, dtype: str, critic: bool = False) -> ArchonNet:
-    """The model of this folder, ready to be cut. critic: with a value head in the place of the vocabulary.
+def load_archon(
+    model_dir: str | os.PathLike[str], world: World, *, dtype: str, critic: bool = False, chunks: int = 1
+) -> ArchonNet:
+    """The model of this folder, ready to be cut. critic: with a value head in the place of the vocabulary. chunks: pipeline stages per rank.
 
     Raises ConfigError where the folder holds no family that models/dense_config.py knows, or the layout does not fit it."""
     folder = Path(model_dir)
     config = read_config(folder)
     if config.experts:
         raise ConfigError(f"{folder}: the experts of {config.family} cannot be loaded by archon yet; use fsdp:")
-    with torch.device("meta"):
-        decoder = Decoder(config)
     tensors = load_tensors(folder, config.parameter_shapes())
-    if config.tied:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    decoder.load_state_dict({name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}, assign=True)
-    if config.tied and decoder.lm_head is not None and decoder.model.embed_tokens is not None:
-        decoder.lm_head.weight = decoder.model.embed_tokens.weight
+    pieces = stage_layers(config.layers, world.size("p") * chunks)
+    own = pieces[world.index("p") :: world.size("p")]
+    stages = [_stage(config, layers, tensors, world, DTYPES[dtype], critic=critic) for layers in own]
+    return ArchonNet(config, stages, {"config.json": (folder / "config.json").read_bytes()})
+
+
+def _stage(
+    config: DenseConfig,
+    layers: range,
+    tensors: Mapping[str, Tensor],
+    world: World,
+    dtype: torch.dtype,
+    *,
+    critic: bool,
+) -> Stage:
+    with torch.device("meta"):
+        decoder = Decoder(config, layers)
+    last = decoder.lm_head is not None
     if critic:
         decoder.lm_head = None
+    given = {name: tensors[EMBEDDING if name == HEAD and config.tied else name] for name in decoder.state_dict()}
+    decoder.load_state_dict({name: tensor.to(dtype) for name, tensor in given.items()}, assign=True)
+    if config.tied and decoder.lm_head is not None and decoder.model.embed_tokens is not None:
+        decoder.lm_head.weight = decoder.model.embed_tokens.weight
     decoder.to(world.device)
     for p in decoder.parameters():
         p.requires_grad_()
-    files = {"config.json": (folder / "config.json").read_bytes()}
-    head = ValueHead(config.hidden).to(world.device) if critic else None
-    return ArchonNet(config, [Stage(decoder, head)], files)
+    return Stage(decoder, ValueHead(config.hidden).to(world.device) if critic and last else None)

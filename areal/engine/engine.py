@@ -66,7 +66,11 @@ class TrainEngine:
             None
             if settings.role == "frozen"
             else Optimizer(
-                policy.trained_parameters(), settings.optimizer, total_steps=settings.total_steps, world=self.world
+                policy.trained_parameters(),
+                settings.optimizer,
+                total_steps=settings.total_steps,
+                world=self.world,
+                shared=policy.shared,
             )
         )
 
@@ -111,7 +115,7 @@ class TrainEngine:
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Current weights in Hugging Face names, tied ones once; whole, one at a time, where they are cut over several processes: all of
         these go through it together."""
-        return whole(self.policy.named_tensors())
+        return whole(self.policy.named_tensors(), self.world)
 
     def hold(self, step: int, *, full: bool) -> checkpoint.Held:
         """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal."""
@@ -269,7 +273,7 @@ class TrainEngine:
         loss_stats["entropy"] = (inputs.weight * entropy).sum()
         known = self.settings.prox_logp_method == "recompute"
         at_start = inputs.proximal if known else logprobs.detach() if stats.updates == 0 else None
-        if self.world.counts:
+        if self.world.counts and len(packed.target):
             stats.add_micro_batch(packed, inputs, loss.detach(), loss_stats, at_start)
         return loss
 

@@ -20,6 +20,7 @@ def load_net(settings: EngineSettings, world: World) -> Net:
     """Raises ConfigError naming the folder where its model cannot be trained."""
     critic = settings.role == "critic"
     if parse_backend(settings.backend).name == "archon":
-        return load_archon(settings.model_dir, world, dtype=settings.dtype, critic=critic)
+        chunks = settings.pipeline_chunks if world.size("p") > 1 else 1
+        return load_archon(settings.model_dir, world, dtype=settings.dtype, critic=critic, chunks=chunks)
     load = load_critic if critic else load_policy
     return load(settings.model_dir, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing)

@@ -10,7 +10,7 @@ A torch module, since that is what FSDP and the others wrap: go through the net 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Net(nn.Module, ABC):
-    """See the module's docstring."""
+    """See the module's docstring. shared: parameters that stand on another stage of a pipeline too, and what they are called in a checkpoint."""
+
+    shared: Mapping[str, str] = {}
 
     @property
     @abstractmethod

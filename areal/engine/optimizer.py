@@ -13,7 +13,7 @@ State goes out and in as named tensors (engine/checkpoint.py); no pickle.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,12 +46,15 @@ class Optimizer:
         *,
         total_steps: int,
         world: World | None = None,
+        shared: Container[str] = (),
     ) -> None:
+        """shared: names of parameters that stand on two stages of a pipeline."""
         self.config = config
         self.total_steps = total_steps
         self.steps = 0
         self._world = world or World.alone()
         self._params = dict(named)
+        self._held_by = {name: replicas(p, self._world) * (1 + (name in shared)) for name, p in self._params.items()}
         self._pieces = {name: local(p.detach()) for name, p in self._params.items()}
         self._masters = {name: piece.float().requires_grad_() for name, piece in self._pieces.items()}
         self._adamw = torch.optim.AdamW(
@@ -94,8 +97,8 @@ class Optimizer:
         square = torch.zeros((), dtype=torch.float64, device=self._world.device)
         if grads:
             norms = torch.stack(torch._foreach_norm(list(grads.values()))).double()
-            held_by = [replicas(self._params[name], self._world) for name in grads]
-            square += (norms.square() / torch.tensor(held_by, dtype=torch.float64, device=norms.device)).sum()
+            held_by = torch.tensor([self._held_by[name] for name in grads], dtype=torch.float64, device=norms.device)
+            square += (norms.square() / held_by).sum()
         return math.sqrt(self._world.sum(square).item())
 
     def lr(self, training_step: int) -> float:

@@ -59,6 +59,8 @@ class EngineSettings(Section):
     mini_batch_size: int | None = None
     max_tokens_per_mb: int = 1024
     gradient_checkpointing: bool = False
+    pipeline_chunks: int = 1
+    """Stages per rank of a pipeline."""
 
     @classmethod
     def of(cls, actor: ActorConfig, **resolved: Any) -> Self:

@@ -8,13 +8,15 @@ shards what the others left of each parameter, and wraps what they made of each 
 
 from __future__ import annotations
 
+from areal.engine.archon import ArchonNet
 from areal.engine.net import Net
 from areal.engine.parallel.data import shard_over_data
 from areal.engine.parallel.passes import Passes, Straight
+from areal.engine.parallel.pipeline import Pipelined
 from areal.engine.parallel.world import World
 
 
 def apply(net: Net, world: World) -> Passes:
     """Cut the net for this rank. Each step is the identity where its dimension is 1."""
     shard_over_data(net, world)
-    return Straight(net)
+    return Pipelined(net, world) if isinstance(net, ArchonNet) and world.size("p") > 1 else Straight(net)

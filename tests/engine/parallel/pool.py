@@ -82,14 +82,6 @@ def run_case(case: Case, rank: int) -> Result:
         FAULTS[case.fault](engine)
     scores = [values.tolist() for values in engine.score(case.rows)]
     gradients: dict[str, Tensor] = {}
-    zero = engine._optimizer.zero_grad
-
-    def keep_and_zero() -> None:
-        if not gradients:
-            grads = ((name, p.grad) for name, p in engine.policy.trained_parameters() if p.grad is not None)
-            gradients.update((name, grad.clone()) for name, grad in whole(grads))
-        zero()
-
     step = engine._optimizer.step
     engine._optimizer.step = lambda number: _keeping(gradients, engine, step, number)  # type: ignore[method-assign]
     stats = [engine.train_step(case.rows, number, number) for number in range(case.steps)]
@@ -102,8 +94,12 @@ def run_case(case: Case, rank: int) -> Result:
 def _keeping(gradients: dict[str, Tensor], engine: TrainEngine, step: Any, number: int) -> Any:
     """The optimizer's step, after the first gradient was copied out, whole and before it is clipped."""
     if not gradients:
-        grads = [(name, p.grad) for name, p in engine.policy.trained_parameters() if p.grad is not None]
-        gradients.update((name, grad.clone()) for name, grad in whole(grads))
+        grads = [
+            (name, p.grad)
+            for name, p in engine.policy.trained_parameters()
+            if p.grad is not None and engine.policy.shared.get(name, name) == name
+        ]
+        gradients.update((name, grad.clone()) for name, grad in whole(grads, engine.world))
     return step(number)
 
 
@@ -119,7 +115,11 @@ def alone(case: Case) -> Result:
     return run_case(Case(f"{name}:d1", case.model_dir, case.rows, case.steps, case.settings), 0)
 
 
-FAULTS: dict[str, Any] = {}
+def _tied_ends_apart(engine: TrainEngine) -> None:
+    engine._passes._ends = None  # type: ignore[attr-defined]
+
+
+FAULTS: dict[str, Any] = {"tied_ends_apart": _tied_ends_apart}
 """name -> what to break in an engine; each must make the twins differ. Dimensions add theirs."""
 
 
