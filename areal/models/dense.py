@@ -1,4 +1,4 @@
-"""A dense decoder for inference: llama, qwen2, qwen3, with fused projections. Attention itself is the caller's.
+"""A decoder for inference: llama, qwen2, qwen3, qwen3_moe, with fused projections. Attention itself is the caller's.
 
     net = DenseNet.from_tensors(config, tensors, dtype=torch.float32, device=torch.device("cpu"), positions=2048)
     hidden = net.forward(ids, positions, attend)      # [n, hidden]; sequences lie one behind the other, no padding
@@ -19,10 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from areal.base.errors import ConfigError
 from areal.models.dense_config import DenseConfig, read_config
 from areal.models.hf_weights import check_tensors, load_tensors
-from areal.models.layers import Linear, interleave, rotate, rotation_table
+from areal.models.layers import Experts, GatedMlp, Linear, interleave, rotate, rotation_table
 
 # (layer, q [n, heads, head_dim], kv [n, 2 * kv_heads, head_dim]: keys then values) -> [n, heads * head_dim]
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -35,8 +34,7 @@ class _Layer:
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
     out: Linear
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMlp | Experts
 
 
 class DenseNet:
@@ -74,8 +72,6 @@ class DenseNet:
     ) -> DenseNet:
         """From Hugging Face names (see DenseConfig.parameter_shapes). Nothing is shared with the given tensors: they may
         be freed or overwritten afterwards. Raises ShapeError."""
-        if config.experts:
-            raise ConfigError(f"{config.family} with experts is not served natively yet; serve it with another backend")
         check_tensors(tensors, config.parameter_shapes())
 
         def get(name: str) -> Tensor:
@@ -85,7 +81,7 @@ class DenseNet:
         return cls(
             config,
             embedding,
-            [_fuse_layer(config, f"model.layers.{i}.", get) for i in range(config.layers)],
+            [_fuse_layer(config, layer, get) for layer in range(config.layers)],
             get("model.norm.weight").clone(),
             Linear(embedding if config.tied else get("lm_head.weight")),
             rotation_table(config.rope.inverse_frequencies(config.head_dim), positions, device),
@@ -106,8 +102,7 @@ class DenseNet:
             rotate(qk, rotation)
             x = layer.out.add(attend(index, qkv[:, :heads], qkv[:, heads:]), x)
             normed = F.rms_norm(x, (config.hidden,), layer.mlp_norm, config.norm_eps)
-            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-            x = layer.down.add(F.silu(gate).mul_(up), x)
+            x = layer.mlp.add(normed, x)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -127,7 +122,9 @@ def causal(config: DenseConfig) -> Attend:
     return attend
 
 
-def _fuse_layer(config: DenseConfig, at: str, get: Callable[[str], Tensor]) -> _Layer:
+def _fuse_layer(config: DenseConfig, layer: int, get: Callable[[str], Tensor]) -> _Layer:
+    at = f"model.layers.{layer}."
+
     def projection(name: str, *, paired: bool, kind: str = "weight") -> Tensor:
         rows = get(f"{at}self_attn.{name}_proj.{kind}")
         return interleave(rows, config.head_dim) if paired else rows
@@ -147,6 +144,21 @@ def _fuse_layer(config: DenseConfig, at: str, get: Callable[[str], Tensor]) -> _
             projection("o", paired=False), projection("o", paired=False, kind="bias") if config.o_bias else None
         ),
         mlp_norm=get(f"{at}post_attention_layernorm.weight").clone(),
-        gate_up=Linear(torch.cat([get(f"{at}mlp.gate_proj.weight"), get(f"{at}mlp.up_proj.weight")])),
-        down=Linear(get(f"{at}mlp.down_proj.weight")),
+        mlp=_fuse_experts(config, f"{at}mlp.", get)
+        if config.is_sparse(layer)
+        else GatedMlp(*(get(f"{at}mlp.{name}_proj.weight") for name in ("gate", "up", "down"))),
+    )
+
+
+def _fuse_experts(config: DenseConfig, at: str, get: Callable[[str], Tensor]) -> Experts:
+    def stacked(name: str) -> Tensor:
+        return torch.stack([get(f"{at}experts.{expert}.{name}_proj.weight") for expert in range(config.experts)])
+
+    return Experts(
+        get(f"{at}gate.weight"),
+        stacked("gate"),
+        stacked("up"),
+        stacked("down"),
+        per_token=config.experts_per_token,
+        normed=config.norm_topk,
     )

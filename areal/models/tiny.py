@@ -53,7 +53,7 @@ def write_tiny(folder: Path, family: str = "qwen3", seed: int = 0, warm: bool = 
             _teach_sums(model)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    save_file(_on_disk(model), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(on_disk(model), folder / "model.safetensors", metadata={"format": "pt"})
     build_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -138,11 +138,12 @@ _CONFIGS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 }
 
 
-def _on_disk(model: Any) -> dict[str, torch.Tensor]:
-    """As save_pretrained would, without its progress bar: every expert by itself, the tied head left out."""
+def on_disk(model: Any) -> dict[str, torch.Tensor]:
+    """Its tensors as save_pretrained would write them: every expert by itself, a tied head left out."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    left_out = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
     return {name: tensor.contiguous() for name, tensor in revert_weight_conversion(model, weights).items()}
 
 

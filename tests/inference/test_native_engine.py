@@ -110,7 +110,7 @@ def assert_exact(net: DenseNet, spoken: Spoken, sequence: Sequence, *, version: 
     torch.testing.assert_close(logprobs[of_version], recomputed(net, sequence)[of_version], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 @torch.inference_mode()
 def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     folder = tmp_path / family
@@ -204,8 +204,12 @@ def test_a_branch_reuses_the_common_part_only(net: DenseNet) -> None:
     assert_exact(net, spoken, sequence)
 
 
-def test_T065_across_a_swap_each_token_has_the_version_and_log_prob_of_its_weights(net: DenseNet, folder: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_T065_across_a_swap_each_token_has_the_version_and_log_prob_of_its_weights(family: str, tmp_path: Path) -> None:
     """Settled 7: no KV of the old weights is read after the swap, by running requests or by later ones."""
+    folder = tmp_path / "net"
+    write_tiny(folder, family=family)
+    net = load(folder)
     newer = changed(net, folder, 0.05)
     engine = engine_of(net, prefill_chunk=48)
     prompt = prompts(1, low=90, high=91)[0]

@@ -24,6 +24,7 @@ from areal.models.dense import DenseNet, causal
 from areal.models.dense_config import read_config
 from areal.models.hf_weights import check_tensors, load_tensors, weight_files
 from areal.models.layers import Linear
+from areal.models.tiny import on_disk
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -44,6 +45,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0}
+MOE_SIZES: dict[str, Any] = {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "llama untied with biases": LlamaConfig(**SIZES, attention_bias=True),
@@ -55,10 +57,14 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
     "qwen3 with biases": Qwen3Config(**SIZES, head_dim=16, attention_bias=True, tie_word_embeddings=True),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **MOE_SIZES, norm_topk_prob=True),
+    "qwen3_moe with a dense layer, tied, probabilities as they are": Qwen3MoeConfig(
+        **SIZES, **MOE_SIZES, mlp_only_layers=[0], norm_topk_prob=False, tie_word_embeddings=True
+    ),
+    "qwen3_moe whose every second layer has experts": Qwen3MoeConfig(
+        **{**SIZES, "num_hidden_layers": 4}, **MOE_SIZES, decoder_sparse_step=2, attention_bias=True
+    ),
 }
-
-
-MOE_SIZES: dict[str, Any] = {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 
 
 def reference(config: PretrainedConfig) -> Any:
@@ -74,11 +80,7 @@ def save(model: Any, folder: Path) -> Path:
     """As save_pretrained would, without its progress bar."""
     folder.mkdir(exist_ok=True)
     model.config.save_pretrained(folder)
-    tied = model.config.tie_word_embeddings
-    save_file(
-        {name: t.contiguous() for name, t in model.state_dict().items() if not (tied and name == "lm_head.weight")},
-        folder / "model.safetensors",
-    )
+    save_file(on_disk(model), folder / "model.safetensors")
     return folder
 
 
