@@ -3,15 +3,17 @@
     spec = parse_backend("archon:d4t2")       # BackendSpec(name="archon", d=4, t=2, p=1, c=1, e=1)
     spec.size                                 # 8 processes; e splits experts inside them and adds none
     str(spec)                                 # "archon:d4t2p1c1e1"
+    parse_backend("archon:(attn:d4p2t2c2|ffn:d2p2t4e2)")     # experts by dimensions of their own: e=2, and et=4 pieces of each
 
 d data, t tensor, p pipeline, c context, e expert parallel. For what generates, d counts servers. A dimension that is
-not written is 1. Whether a name is built into this version is supported.py's knowledge. No torch.
+not written is 1. Experts have the processes of a pipeline stage, d * t * c, to themselves a second time: e groups of them in et pieces, the
+rest share the same ones; in two halves `ffn` says so, and its d and p may be left out. Whether a name is built into this version is supported.py's knowledge. No torch.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from areal.base.errors import ConfigError
@@ -31,6 +33,7 @@ DIMENSIONS: dict[str, str] = {
 }
 
 _DIMENSION = re.compile(r"([a-z])([0-9]+)")
+_HALVES = re.compile(r"\(attn:(.*)\|ffn:(.*)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,23 @@ class BackendSpec:
     p: int = 1
     c: int = 1
     e: int = 1
+    et: int = 1
 
     @property
     def size(self) -> int:
         """Processes it takes: d * t * p * c."""
-        return self.d * self.t * self.p * self.c
+        return self.stage_size * self.p
+
+    @property
+    def stage_size(self) -> int:
+        """Processes of one pipeline stage."""
+        return self.d * self.t * self.c
 
     def __str__(self) -> str:
+        if self.et > 1:
+            data = self.stage_size // (self.et * self.e)
+            attention, experts = f"d{self.d}t{self.t}p{self.p}c{self.c}", f"d{data}t{self.et}p{self.p}e{self.e}"
+            return f"{self.name}:(attn:{attention}|ffn:{experts})"
         return f"{self.name}:" + "".join(f"{letter}{getattr(self, letter)}" for letter in DIMENSIONS[self.name])
 
 
@@ -61,16 +74,50 @@ def parse_backend(text: str, use: Use | None = None) -> BackendSpec:
         raise ConfigError(f"{text!r} is no backend; known here: {', '.join(f'{each}:d1' for each in known)}")
     if not colon:
         return BackendSpec(name)
+    if halves := _HALVES.fullmatch(dimensions):
+        return _in_halves(text, name, halves[1], halves[2])
+    spec = BackendSpec(name, **_sizes(text, name, dimensions, DIMENSIONS[name]))
+    if spec.stage_size % spec.e:
+        raise ConfigError(
+            f"{text!r}: e{spec.e} must divide the d * t * c = {spec.stage_size} processes of a stage, which share its experts; e of "
+            f"{_divisors(spec.stage_size)} fits"
+        )
+    return spec
+
+
+def _in_halves(text: str, name: str, attention: str, experts: str) -> BackendSpec:
+    """(attn:...|ffn:...). The second half's d follows from the rest, its p is the first's."""
+    if "e" not in DIMENSIONS[name]:
+        raise ConfigError(f"{text!r}: only archon has experts by dimensions of their own; write {name}:{attention}")
+    first = BackendSpec(name, **_sizes(text, name, attention, "dtpc"))
+    second = _sizes(text, name, experts, "dtpe")
+    cuts, parts = second.get("t", 1), second.get("e", 1)
+    data, left = divmod(first.stage_size, cuts * parts)
+    if second.get("p", first.p) != first.p or left or second.get("d", data) != data:
+        fits = f"t * e of {_divisors(first.stage_size)}" if left else f"ffn:d{data}t{cuts}p{first.p}e{parts}"
+        raise ConfigError(
+            f"{text!r}: both halves are the same {first.size} processes, p{first.p} stages of {first.stage_size}, so ffn's p is {first.p} and "
+            f"its d * t * e {first.stage_size}; {fits} fits"
+        )
+    return replace(first, e=parts, et=cuts)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+def _sizes(text: str, name: str, dimensions: str, known: str) -> dict[str, int]:
+    """The sizes that are written. Raises ConfigError for a letter that is not known, unless its size is 1."""
     found = _DIMENSION.findall(dimensions)
     sizes = {letter: int(size) for letter, size in found}
     written = "".join(letter + size for letter, size in found)
     if not found or written != dimensions or len(sizes) != len(found) or 0 in sizes.values():
         raise ConfigError(f"{text!r}: after the colon stand sizes of at least 1, each letter once, as in {name}:d2")
-    strange = [letter for letter, size in sizes.items() if letter not in DIMENSIONS[name] and size > 1]
+    strange = [letter for letter, size in sizes.items() if letter not in known and size > 1]
     strange += [letter for letter in sizes if letter not in "dtpce"]
     if strange:
         raise ConfigError(
-            f"{text!r}: {name} knows {', '.join(DIMENSIONS[name])} only, not {', '.join(dict.fromkeys(strange))}; "
+            f"{text!r}: {name} knows {', '.join(known)} only, not {', '.join(dict.fromkeys(strange))}; "
             + ("archon: has all of d, t, p, c, e" if name == "fsdp" else "leave the others out")
         )
-    return BackendSpec(name, **sizes)
+    return sizes

@@ -5,9 +5,9 @@
     chosen = Routing(record={}); decoder(..., chosen); decoder(..., Routing(replay=chosen.record))     # the same experts again
 
 Experts lie stacked, [experts, ...], so that one grouped matmul computes all of them on tokens sorted by expert. Who computes them is
-`mlp.compute`: this process, or with expert parallelism others. What the routers of a training pass saw is
+`mlp.compute`: this process, or with expert parallelism others (engine/parallel/expert.py). What the routers of a training pass saw is
 counted in its backward pass: once per token that is trained on, however often checkpointing computes the forward pass, and never
-where nothing is trained. Neighbours: decoder.py (the layers around it), dense.py (the same net for inference).
+where nothing is trained; engine/balance.py reads it. Neighbours: decoder.py (the layers around it), dense.py (the same net for inference).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 from areal.models.dense_config import DenseConfig
 
@@ -35,6 +35,16 @@ class Routing:
     weight: Tensor | None = None
     replay: Mapping[int, Tensor] | None = None
     record: dict[int, Tensor] | None = None
+
+    def stretch(self, index: int, ranks: int) -> Routing:
+        """What concerns the tokens of rank `index`, where each of so many ranks has a stretch of them."""
+
+        def own(tensor: Tensor) -> Tensor:
+            length = -(-len(tensor) // ranks)
+            return tensor[index * length : (index + 1) * length]
+
+        replay = None if self.replay is None else {layer: own(experts) for layer, experts in self.replay.items()}
+        return Routing(None if self.weight is None else own(self.weight), replay, self.record)
 
 
 PLAIN = Routing()
@@ -77,7 +87,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         """x [n, hidden] -> weights [n, k] in x's dtype, experts [n, k]."""
-        probabilities = F.linear(x, self.weight).softmax(dim=-1, dtype=torch.float32)
+        probabilities = F.linear(x, _here(self.weight)).softmax(dim=-1, dtype=torch.float32)
         if routing.replay is not None:
             experts = routing.replay[self.layer]
         else:
@@ -180,4 +190,7 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def _here(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+    """What of it is on this process; of one that is whole on several, the gradient is what each knows of it."""
+    if not isinstance(weight, DTensor):
+        return weight
+    return weight.to_local(grad_placements=[Partial() if p.is_replicate() else p for p in weight.placements])

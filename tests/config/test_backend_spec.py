@@ -15,6 +15,14 @@ from areal.config.backend_spec import DIMENSIONS, NAMES, BackendSpec, parse_back
         ("fsdp", BackendSpec("fsdp"), 1, "fsdp:d1"),
         ("archon:d4t2p1c1e1", BackendSpec("archon", 4, 2), 8, "archon:d4t2p1c1e1"),
         ("archon:e2c2p2t2d2", BackendSpec("archon", 2, 2, 2, 2, 2), 16, "archon:d2t2p2c2e2"),
+        (
+            "archon:(attn:d4p2t2c2|ffn:d2p2t4e2)",
+            BackendSpec("archon", 4, 2, 2, 2, 2, 4),
+            32,
+            "archon:(attn:d4t2p2c2|ffn:d2t4p2e2)",
+        ),
+        ("archon:(attn:d4t2|ffn:e4)", BackendSpec("archon", 4, 2, e=4), 8, "archon:d4t2p1c1e4"),
+        ("archon:(attn:p2t2|ffn:t2)", BackendSpec("archon", 1, 2, 2, et=2), 4, "archon:(attn:d1t2p2c1|ffn:d1t2p2e1)"),
         ("native:d2", BackendSpec("native", 2), 2, "native:d2"),
         ("native:d2t1", BackendSpec("native", 2), 2, "native:d2"),
         ("sglang:d2t4", BackendSpec("sglang", 2, 4), 8, "sglang:d2t4p1"),
@@ -34,6 +42,25 @@ def test_a_wrong_spec_is_a_sentence(text: str) -> None:
     with pytest.raises(ConfigError) as wrong:
         parse_backend(text)
     assert repr(text) in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("archon:d2t2e3", "e of 1, 2, 4 fits"),
+        ("archon:e2", "e of 1 fits"),
+        ("archon:(attn:d4p2t2c2|ffn:d4p2t4e2)", "ffn:d2t4p2e2 fits"),
+        ("archon:(attn:d4p2|ffn:d2p1e2)", "ffn:d2t1p2e2 fits"),
+        ("archon:(attn:d2t2|ffn:t3e2)", "t \\* e of 1, 2, 4 fits"),
+        ("archon:(attn:d2e2|ffn:e2)", "knows d, t, p, c only, not e"),
+        ("archon:(attn:d2|ffn:c2)", "knows d, t, p, e only, not c"),
+        ("fsdp:(attn:d2|ffn:d2)", "write fsdp:d2"),
+        ("archon:(attn:d2)", "after the colon"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused_with_what_would(text: str, fits: str) -> None:
+    with pytest.raises(ConfigError, match=fits):
+        parse_backend(text)
 
 
 def test_a_name_of_the_other_side_lists_what_is_known_here() -> None:

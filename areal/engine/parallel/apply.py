@@ -11,6 +11,7 @@ from __future__ import annotations
 from areal.engine.archon import ArchonNet
 from areal.engine.net import Net
 from areal.engine.parallel.data import shard_over_data
+from areal.engine.parallel.expert import split_experts
 from areal.engine.parallel.passes import Passes, Straight
 from areal.engine.parallel.pipeline import Pipelined
 from areal.engine.parallel.world import World
@@ -18,5 +19,6 @@ from areal.engine.parallel.world import World
 
 def apply(net: Net, world: World) -> Passes:
     """Cut the net for this rank. Each step is the identity where its dimension is 1."""
-    shard_over_data(net, world)
+    experts = split_experts(net, world)
+    shard_over_data(net, world, experts)
     return Pipelined(net, world) if isinstance(net, ArchonNet) and world.size("p") > 1 else Straight(net)

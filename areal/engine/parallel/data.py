@@ -1,6 +1,6 @@
 """The data dimension: parameters, gradients and optimizer state lie in pieces on the ranks of d and c (torch's FSDP2).
 
-    shard_over_data(net, world)                  # in place; the identity where d and c are 1
+    shard_over_data(net, world, experts)         # in place; the identity where d and c are 1, but for experts
     packs = share(rows, world, max_tokens=4096)  # this rank's micro-batches, as many on every rank
 
 Losses arrive normalised over the whole optimizer step, so gradients are summed and never divided. Each rank must take part in every gather of
@@ -12,24 +12,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from areal.engine.batch import PackedBatch, empty_batch, pack
 from areal.engine.net import Net
+from areal.engine.parallel.expert import shard_experts
 from areal.engine.parallel.world import World
 from areal.engine.rows import RowArrays
 
 
-def shard_over_data(net: Net, world: World) -> None:
-    """Wraps each layer, then the rest. Everything that is trained must be on its device."""
-    if world.mesh is None or world.size("d") * world.size("c") == 1:
+def shard_over_data(net: Net, world: World, experts: DeviceMesh | None = None) -> None:
+    """Wraps each layer, then the rest. Everything that is trained must be on its device. experts: their mesh, see expert.py."""
+    if world.mesh is None:
         return
-    mesh = world.mesh["d", "c"]._flatten("fsdp")
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    for layer in net.layers():
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    for root in net.roots():
-        fully_shard(root, mesh=mesh, mp_policy=policy)
+    apart = shard_experts(net, experts, policy)
+    if world.size("d") * world.size("c") > 1:
+        mesh = world.mesh["d", "c"]._flatten("fsdp")
+        for module in (*net.layers(), *net.roots()):
+            fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=apart)
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
