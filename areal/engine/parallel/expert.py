@@ -30,7 +30,7 @@ from areal.models.experts import Experts, Routing, SparseMlp
 
 
 def split_experts(net: Net, world: World) -> DeviceMesh | None:
-    """Every rank has the whole parameters, on their device; the layout fits (dims.py). Returns the mesh (efsdp, e, et)."""
+    """Every rank has the whole parameters, on their device; the layout fits. Returns the mesh (efsdp, e, et)."""
     if world.mesh is None or world.spec.stage_size == 1 or not (isinstance(net, ArchonNet) and net.config.experts):
         return None
     spec, stage = world.spec, world.mesh["d", "c", "t"]._flatten("stage")
