@@ -4,8 +4,9 @@
     same = decode({**facts, **recording}, session_id)
 
 Token arrays are raw little-endian bytes (int32 ids and versions, float32 log-probs and masses, one byte per mask entry); messages,
-reply, tools and sampling are JSON. An old row stays readable: a field that a later release adds to a noun has a default there,
-and a field that it drops is skipped here. Layout changes beyond that are migrations (sql/schema.py). No I/O.
+reply, tools and sampling are JSON; what is large and shrinks is kept as zstd (packing.py). An old row stays readable: a field that a
+later release adds to a noun has a default there, and a field that it drops is skipped here. Layout changes beyond that are migrations
+(sql/schema.py). No I/O.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from areal.base.types import BranchReason, Completion, Fork, Interaction, Message, SamplingParams, Tool
+from areal.store.packing import pack, unpack
 
 T = TypeVar("T")
 
@@ -32,7 +34,7 @@ FACTS = (
 )  # fmt: skip
 RECORDING = (
     "prompt_ids", "token_ids", "logprobs", "versions", "kept_mass", "constrained", "messages", "reply", "tools", "sampling",
-    "fork",
+    "fork", "packed", "texts",
 )  # fmt: skip
 
 
@@ -78,17 +80,18 @@ def encode(interaction: Interaction) -> tuple[dict[str, Any], dict[str, Any]]:
         "sampling": to_json(interaction.sampling),
         "fork": "" if interaction.fork is None else to_json(interaction.fork),
     }
+    pack(recording)
     return facts, recording
 
 
 def decode(row: Mapping[str, Any], session_id: str) -> Interaction:
     """Rebuild the interaction that `encode` split; `row` has the columns of both tables."""
-    constrained = row["constrained"]
+    constrained, large = row["constrained"], unpack(row)
     completion = Completion(
-        token_ids=_unpack(row["token_ids"], _INT),
+        token_ids=_unpack(large["token_ids"], _INT),
         logprobs=_unpack(row["logprobs"], _FLOAT),
-        versions=_unpack(row["versions"], _INT),
-        kept_mass=_unpack(row["kept_mass"], _FLOAT),
+        versions=_unpack(large["versions"], _INT),
+        kept_mass=_unpack(large["kept_mass"], _FLOAT),
         temperature=row["temperature"],
         finish_reason=row["finish_reason"],
         constrained=None if constrained is None else _unpack(constrained, _BOOL),
@@ -97,11 +100,11 @@ def decode(row: Mapping[str, Any], session_id: str) -> Interaction:
         id=row["id"],
         session_id=session_id,
         index=row["idx"],
-        prompt_ids=_unpack(row["prompt_ids"], _INT),
+        prompt_ids=_unpack(large["prompt_ids"], _INT),
         completion=completion,
-        messages=from_json(row["messages"], tuple[Message, ...]),
+        messages=from_json(large["messages"], tuple[Message, ...]),
         reply=from_json(row["reply"], Message),
-        tools=from_json(row["tools"], tuple[Tool, ...]),
+        tools=from_json(large["tools"], tuple[Tool, ...]),
         sampling=from_json(row["sampling"], SamplingParams),
         model=row["model"],
         token_parent=row["token_parent"],

@@ -51,6 +51,19 @@ async def test_an_interaction_comes_back_as_it_was(house: Any) -> None:
     assert_same(kept, given)
 
 
+async def test_a_long_interaction_comes_back_as_it_was(house: Any) -> None:
+    """Long enough for each of its columns to be packed."""
+    session = await house.begin()
+    given = house.interaction(session.id, 0, name="chatcmpl-1")
+    ids, floats = np.arange(3000, dtype=np.int32) % 50, np.ones(3000, np.float32)
+    completion = replace(given.completion, token_ids=ids, versions=ids // 50, logprobs=-floats, kept_mass=floats)
+    messages = tuple(Message("user", f"é\0\n {n}") for n in range(200))
+    given = replace(given, prompt_ids=ids, completion=completion, messages=messages, tools=(Tool("f"), Tool("g")))
+    await house.sessions.add(given)
+    [kept] = await house.sessions.interactions(session.id)
+    assert_same(kept, given)
+
+
 def assert_same(kept: Interaction, given: Interaction) -> None:
     for name in ("token_ids", "logprobs", "versions", "kept_mass", "constrained"):
         mine, theirs = getattr(kept.completion, name), getattr(given.completion, name)

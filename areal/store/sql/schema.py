@@ -151,7 +151,15 @@ UPDATE task_groups SET last_attempt = (SELECT coalesce(max(attempt), 0) FROM ses
 CREATE INDEX groups_tried ON task_groups (task_id, last_attempt) WHERE dropped_at IS NULL;
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8)
+_VERSION_9 = """
+-- Which arrays of the row are zstd frames; its messages and tools, where they are one (packing.py). Rows from before have none.
+ALTER TABLE recordings ADD COLUMN packed TEXT NOT NULL DEFAULT '';
+ALTER TABLE recordings ADD COLUMN texts BLOB;
+"""
+
+MIGRATIONS = (
+    _VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8, _VERSION_9,
+)  # fmt: skip
 VERSION = len(MIGRATIONS)
 
 
