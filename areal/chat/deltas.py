@@ -66,9 +66,11 @@ class DeltaSink:
 
     def text(self, text: str) -> None:
         """More visible text."""
-        text = self._held + text
-        shown = text.rstrip() if self._may_call else text
-        self._held = text[len(shown) :]
+        shown = text
+        if self._may_call:
+            text = self._held + text
+            shown = text.rstrip()
+            self._held = text[len(shown) :]
         if shown:
             self._after_call = False
             self._add(TextDelta(shown))
@@ -120,14 +122,13 @@ def fold(deltas: Iterable[Delta]) -> Message:
     thoughts: list[str] = []
     calls: list[tuple[str, str, list[str]]] = []
     for delta in deltas:
-        match delta:
-            case TextDelta(text):
-                texts.append(text)
-            case ReasoningDelta(text):
-                thoughts.append(text)
-            case CallDelta(index, id, name, arguments):
-                if index == len(calls):
-                    calls.append((id, name, []))
-                calls[index][2].append(arguments)
+        if isinstance(delta, TextDelta):
+            texts.append(delta.text)
+        elif isinstance(delta, ReasoningDelta):
+            thoughts.append(delta.text)
+        else:
+            if delta.index == len(calls):
+                calls.append((delta.id, delta.name, []))
+            calls[delta.index][2].append(delta.arguments)
     tool_calls = tuple(ToolCall(id, name, "".join(arguments)) for id, name, arguments in calls)
     return Message("assistant", "".join(texts), reasoning="".join(thoughts), tool_calls=tool_calls)

@@ -36,6 +36,7 @@ _Text = str | bytes
 _TEXTUAL = frozenset(
     ["string", "tojson", "join", "pprint", "escape", "e", "forceescape", "xmlattr", "urlencode", "format"]
 )
+_LOOP = frozenset(["first", "last", "index", "index0", "length", "previtem", "nextitem"])
 _SLOW = frozenset(["wordwrap", "urlize", "striptags", "title", "wordcount", "pprint"])
 
 
@@ -84,12 +85,37 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.charge(sum(self._weight(value) for value in values))
         return "".join(str(value) for value in values)
 
+    def added(self, first: Any, *others: Any) -> Any:
+        """`a + b + c`, from the left."""
+        if type(first) is str and {str}.issuperset(
+            map(type, others)
+        ):  # almost always: a turn is put together like this
+            self.charge(len(first) + sum(map(len, others)))
+            return "".join((first, *others))
+        total = first
+        for value in others:
+            self._check_operation("+", total, value)
+            total = total + value
+        return total
+
     def sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
         """`value[start:stop:step]`."""
         self.charge(_bulk(value))
         return value[start:stop:step]
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)  # what nearly all is asked of; Jinja goes through an error or a list of checks for it
+        if kind is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        if kind is jinja2.runtime.LoopContext and attribute in _LOOP:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        self._check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def _check_operation(self, operator: str, left: Any, right: Any) -> None:
         if isinstance(left, int | float) and isinstance(right, int | float):
             self._check_numbers(operator, left, right)
         elif operator == "**":
@@ -101,10 +127,11 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.charge(_bulk(left) + _bulk(right))
         elif isinstance(left, _Text):
             self.charge(self._formatted(left, [right]))
-        return super().call_binop(context, operator, left, right)
 
     def call(self, context: jinja2.runtime.Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if getattr(called, "__self__", None) is self:  # tick, sliced, joined, as _parse wrote them into the template
+        if (
+            getattr(called, "__self__", None) is self
+        ):  # tick, sliced, joined, added, as _parse wrote them into the template
             return called(*args)  # Jinja's own keywords are not meant for them
         self.tick()
         method = getattr(called, "__wrapped__", called)  # Jinja wraps str.format
@@ -210,13 +237,23 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Calls(jinja2.visitor.NodeTransformer):
-    """`a ~ b` and slices become calls of Sandbox.joined and .sliced, because Jinja has no hook for them."""
+    """`a ~ b` and slices become calls of Sandbox.joined and .sliced, because Jinja has no hook for them; and `a + b + c` one of
+    .added, because a hook for each sum is most of what a rendering costs."""
 
     def __init__(self, environment: Sandbox) -> None:
         self._environment = environment
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
         return self._call("joined", node, lambda: node.nodes)
+
+    def visit_Add(self, node: jinja2.nodes.Add) -> jinja2.nodes.Node:
+        first, others = node.left, [node.right]
+        while isinstance(first, jinja2.nodes.Add):
+            others.append(first.right)
+            first = first.left
+        if len(others) == 1:
+            return self.generic_visit(node)
+        return self._calling("added", node, [self.visit(one) for one in (first, *reversed(others))])
 
     def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
         cut = node.arg
@@ -231,7 +268,10 @@ class _Calls(jinja2.visitor.NodeTransformer):
         self, name: str, node: jinja2.nodes.Node, arguments: Callable[[], list[jinja2.nodes.Expr]]
     ) -> jinja2.nodes.Node:
         self.generic_visit(node)
-        call = _own(name, arguments())
+        return self._calling(name, node, arguments())
+
+    def _calling(self, name: str, node: jinja2.nodes.Node, arguments: list[jinja2.nodes.Expr]) -> jinja2.nodes.Node:
+        call = _own(name, arguments)
         call.set_lineno(node.lineno)
         call.set_environment(self._environment)
         return call

@@ -59,11 +59,9 @@ class Source:
         found = [end for stop in stops if (end := self._text.find(stop, self.at)) >= 0]
         return self.take(min(found, default=len(self._text)) - self.at)
 
-    def rest(self) -> Reading[str]:
-        """All that has come, as soon as there is something, never to be gone back to; "" at the end of the stream."""
-        yield from self.peek()
-        text, self._text, self.at = self._text[self.at :], "", 0
-        return text
+    def unread(self) -> str:
+        """All that has come."""
+        return self.take(len(self._text) - self.at)
 
     def peek(self) -> Reading[str]:
         """The next character, not taken; "" at the end of the stream."""

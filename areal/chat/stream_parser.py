@@ -28,7 +28,9 @@ from areal.chat.grammar import special_token
 from areal.chat.reasoning import ReasoningStyle, read_reasoning
 from areal.chat.source import Reading, Source
 from areal.chat.stop import StopMatcher
-from areal.chat.tool_formats.base import ToolFormat, text_to_end
+from areal.chat.tool_formats.base import ToolFormat
+
+_ENDED = object()  # what a reader never yields
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,11 @@ class AnswerForm:
         return (*reasoning, *(self.tool_format.markers if self.tool_format else ()))
 
     def read(self, source: Source, sink: DeltaSink) -> Reading[None]:
-        """The reader of the whole answer."""
+        """The reader of what has a form; where it ends, all that comes is text."""
         if self.reasoning is not None:
             yield from read_reasoning(source, sink, self.reasoning, opened=self.in_reasoning)
         if self.tool_format is not None:
             yield from self.tool_format.read(source, sink, {tool.name: tool for tool in self.tools})
-        yield from text_to_end(source, sink)
 
 
 class StreamParser:
@@ -72,7 +73,7 @@ class StreamParser:
         self._stop = StopMatcher(stop)
         self._source = Source()
         self._sink = DeltaSink(new_id or (lambda: call_id(length)), calls=form.tool_format is not None)
-        self._reader = form.read(self._source, self._sink)
+        self._reader: Reading[None] | None = form.read(self._source, self._sink)  # until it has ended
         self._deltas: list[Delta] = []
         self._message: Message | None = None  # of these deltas
         self.kept = 0
@@ -90,25 +91,25 @@ class StreamParser:
 
     def feed(self, chunk: TokenChunk) -> list[Delta]:
         """What the chunk adds. Tokens after a complete stop text are dropped."""
-        shown: list[str] = []
-        for token_id in () if self.stopped else chunk.token_ids:
+        stop, shown = self._stop, ""
+        for token_id in () if stop.stopped else chunk.token_ids:
             self.kept += 1
             if token_id not in self._ends:
-                shown.append(self._stop.feed(self._detokenizer.feed(token_id)))
-                if self._stop.stopped:
+                shown += stop.feed(self._detokenizer.feed(token_id))
+                if stop.stopped:
                     break
-        self.finish_reason = "stop" if self.stopped else chunk.finish_reason
+        self.finish_reason = "stop" if stop.stopped else chunk.finish_reason
         return self._read(shown)
 
     def finish(self) -> list[Delta]:
         """The rest: text held back for a stop text, a marker or a call that did not come, an incomplete last character."""
-        shown: list[str] = []
+        shown = ""
         if not self.stopped:
-            shown.append(self._stop.feed(self._detokenizer.finish()))
+            shown = self._stop.feed(self._detokenizer.finish())
             if self.stopped:
                 self.finish_reason = "stop"
             else:
-                shown.append(self._stop.finish())
+                shown += self._stop.finish()
         self._source.end()
         return self._read(shown)
 
@@ -121,9 +122,15 @@ class StreamParser:
     def has_calls(self) -> bool:
         return any(isinstance(delta, CallDelta) for delta in self._deltas)
 
-    def _read(self, shown: Iterable[str]) -> list[Delta]:
-        self._source.feed("".join(shown))
-        next(self._reader, None)
+    def _read(self, shown: str) -> list[Delta]:
+        if self._reader is not None:
+            self._source.feed(shown)
+            if next(self._reader, _ENDED) is None:
+                shown = ""
+            else:
+                self._reader, shown = None, self._source.unread()
+        if shown:
+            self._sink.text(shown)
         if self._source.ended:
             self._sink.finish()
         deltas = self._sink.take()

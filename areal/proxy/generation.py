@@ -41,7 +41,7 @@ class Generation:
     @property
     def finished(self) -> bool:
         """Nothing more of this choice is wanted."""
-        return self._parser.stopped or self._parser.finish_reason is not None
+        return self._parser.finish_reason is not None  # a complete stop text is one
 
     @property
     def tokens(self) -> int:
@@ -66,13 +66,15 @@ class Generation:
         if added < len(chunk.token_ids):  # a stop text was complete inside the chunk
             chunk = _cut(chunk, added)
         self._chunks.append(chunk)
-        tokens = self._logprobs(chunk) if self._sampling.want_logprobs else ()
+        if not self._sampling.want_logprobs:
+            return self._piece(deltas)
+        tokens = self._logprobs(chunk)
         self._shown.extend(tokens)
         return self._piece(deltas, tokens)
 
     def finish(self) -> Piece:
         """What was held back: text that might have become a stop text or a call, an incomplete last character."""
-        return self._piece(self._parser.finish(), ())
+        return self._piece(self._parser.finish())
 
     def message(self) -> Message:
         return self._parser.message()
@@ -112,7 +114,7 @@ class Generation:
         known = [one for one in flags if one is not None]
         return np.array([one for flag in known for one in flag]) if known and len(known) == len(flags) else None
 
-    def _piece(self, deltas: list[Delta], tokens: tuple[TokenLogprob, ...]) -> Piece:
+    def _piece(self, deltas: list[Delta], tokens: tuple[TokenLogprob, ...] = ()) -> Piece:
         if len(deltas) == 1 and isinstance(deltas[0], TextDelta):  # almost every token
             return Piece(self._index, text=deltas[0].text, tokens=tokens)
         return Piece(

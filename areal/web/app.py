@@ -230,12 +230,12 @@ class _Edge:
         scope.setdefault("state", {})["request_id"] = name.decode()
         started = False
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:  # no coroutine of its own: it is called for every token
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", ()), *id_headers]
-            await send(message)
+            return send(message)
 
         try:
             with stops_as_errors(), bugs_as_errors(f"request {request_id(scope)} {scope['path'][:200]}"):

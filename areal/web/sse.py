@@ -54,7 +54,13 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Events that are complete now."""
-        if self._between and _is_one_data_line(chunk):  # as almost every chunk of a stream of tokens is
+        if (  # one event with nothing but a data line, as almost every chunk of a stream of tokens is
+            self._between
+            and chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and chunk.find(b"\n") == len(chunk) - 2
+            and b"\r" not in chunk
+        ):
             return [SseEvent(chunk[6:-2], id=self._id)]
         buffer = self._rest + chunk
         if self._at_start:
@@ -103,13 +109,3 @@ class SseDecoder:
         data, name = self._data, self._name
         self._data, self._name = [], ""
         return SseEvent(b"\n".join(data), name or "message", self._id) if data else None
-
-
-def _is_one_data_line(chunk: bytes) -> bool:
-    """Whether it is a whole event, `data: ...` and a blank line, and nothing else."""
-    return (
-        chunk.startswith(b"data: ")
-        and chunk.endswith(b"\n\n")
-        and chunk.find(b"\n") == len(chunk) - 2
-        and b"\r" not in chunk
-    )

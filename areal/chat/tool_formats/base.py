@@ -3,7 +3,7 @@
     class Example:                                   # one file, one line of the table in __init__.py
         marks = ("<call>",)                          # in a chat template's source: the family is this one
         markers = ("<call>", "</call>")              # what may be a special token, which has no text otherwise
-        def read(self, source, sink, tools): ...     # puts text and calls into the sink until the source ends
+        def read(self, source, sink, tools): ...     # puts text and calls into the sink; ends where all that follows is text
         def required(self, rules, tools, *, most, template): ...    # the grammar of an answer that is nothing but calls
 
 Rules that every format keeps. What is no call is text, markers included: nothing vanishes. A call that breaks off, or stops
@@ -55,12 +55,6 @@ def text_until(source: Source, sink: DeltaSink, markers: tuple[str, ...]) -> Rea
         if found:
             return found
         sink.text(source.take())
-
-
-def text_to_end(source: Source, sink: DeltaSink) -> Reading[None]:
-    """Pass on all that comes, whatever it is."""
-    while text := (yield from source.rest()):
-        sink.text(text)
 
 
 def read_head(source: Source, *ends: str) -> Reading[str | None]:

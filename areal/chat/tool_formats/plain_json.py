@@ -14,7 +14,7 @@ from areal.base.types import Tool
 from areal.chat.deltas import DeltaSink
 from areal.chat.grammar import Rules
 from areal.chat.source import Reading, Source
-from areal.chat.tool_formats.base import Tools, text_to_end
+from areal.chat.tool_formats.base import Tools
 from areal.chat.tool_formats.calls import Outcome, call_schema, raw_until, read_calls
 
 _FENCES = ("```json", "```")
@@ -40,7 +40,6 @@ class PlainJson:
         if fence and outcome is not Outcome.NONE:
             yield from source.spaces()
             yield from source.accept_closing("```")
-        yield from text_to_end(source, sink)
 
     def required(self, rules: Rules, tools: Sequence[Tool], *, most: int, template: str) -> str:
         call = rules.json(call_schema(tools))

@@ -132,6 +132,8 @@ class _ChunkEncoder:
                 return _sse(openai_error_body(error))
 
     def _piece(self, piece: Piece) -> bytes:
+        if piece.text and not (piece.reasoning or piece.tools or piece.tokens):  # as almost every chunk is
+            return self._text(piece.choice, piece.text)
         delta: dict[str, Any] = {}
         if piece.text:
             delta["content"] = piece.text
@@ -147,8 +149,6 @@ class _ChunkEncoder:
                 for tool in piece.tools
             ]
         tokens = piece.tokens if self._call.sampling.want_logprobs else ()
-        if delta.keys() == {"content"} and not tokens:  # as almost every chunk is
-            return self._text(piece.choice, piece.text)
         return self._chunk(piece.choice, delta, tokens=tokens) if delta or tokens else b""
 
     def _text(self, index: int, text: str) -> bytes:
