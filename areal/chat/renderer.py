@@ -55,10 +55,14 @@ class JinjaRenderer:
         self.template = template
         self._tool_format = tool_format(tool_call_parser, template.source)
         self._reasoning = reasoning_style(reasoning_parser, template.source)
+        # Of answers without tools and with them.
+        forms = AnswerForm(self._reasoning), AnswerForm(self._reasoning, tool_format=self._tool_format)
+        self._special = tuple(form.special_markers(tokenizer) for form in forms)
 
     def parser(self, prompt_text: str, tools: Sequence[Tool] = (), *, stop: Sequence[str] = ()) -> StreamParser:
         """See Renderer.parser."""
-        return StreamParser(self.tokenizer, self._form(prompt_text, tools), stop=stop)
+        special = self._special[bool(tools)]
+        return StreamParser(self.tokenizer, self._form(prompt_text, tools), stop=stop, special=special)
 
     def grammar(self, prompt_text: str, tools: Sequence[Tool], constraint: Constraint) -> str:
         """See Renderer.grammar."""

@@ -17,7 +17,7 @@ detokenizer.py, stop.py, reasoning.py, tool_formats/. Made by renderer.py, used 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from areal.base.types import FinishReason, Message, TokenChunk, Tool
@@ -42,10 +42,12 @@ class AnswerForm:
     tool_format: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
 
-    def markers(self) -> tuple[str, ...]:
-        """Texts that may be special tokens and must show."""
+    def special_markers(self, tokenizer: Tokenizer) -> dict[int, bytes]:
+        """Texts that are one special token and must show all the same, by its id."""
         reasoning = self.reasoning.markers if self.reasoning else ()
-        return (*reasoning, *(self.tool_format.markers if self.tool_format else ()))
+        markers = (*reasoning, *(self.tool_format.markers if self.tool_format else ()))
+        found = ((special_token(tokenizer, marker), marker.encode()) for marker in markers)
+        return {token: text for token, text in found if token is not None}
 
     def read(self, source: Source, sink: DeltaSink) -> Reading[None]:
         """The reader of what has a form; where it ends, all that comes is text."""
@@ -64,12 +66,14 @@ class StreamParser:
         form: AnswerForm | None = None,
         *,
         stop: Sequence[str] = (),
+        special: Mapping[int, bytes] | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
+        """special: the form's `special_markers`, where they are known."""
         form = form or AnswerForm()
         length = form.tool_format.id_length if form.tool_format else 0
         self._ends = frozenset(tokenizer.eos_ids)
-        self._detokenizer = Detokenizer(tokenizer, _special_markers(tokenizer, form.markers()))
+        self._detokenizer = Detokenizer(tokenizer, form.special_markers(tokenizer) if special is None else special)
         self._stop = StopMatcher(stop)
         self._source = Source()
         self._sink = DeltaSink(new_id or (lambda: call_id(length)), calls=form.tool_format is not None)
@@ -137,12 +141,6 @@ class StreamParser:
         self._deltas += deltas
         self._message = None
         return deltas
-
-
-def _special_markers(tokenizer: Tokenizer, markers: Iterable[str]) -> dict[int, bytes]:
-    """Those of the markers that are one special token, by its id."""
-    found = ((special_token(tokenizer, marker), marker.encode()) for marker in markers)
-    return {token: text for token, text in found if token is not None}
 
 
 __all__ = ["AnswerForm", "CallDelta", "Delta", "ReasoningDelta", "StreamParser", "TextDelta", "fold"]

@@ -47,8 +47,7 @@ class Conversation:
     def __init__(self, interactions: Iterable[Interaction] = ()) -> None:
         self._by_id: dict[str, Interaction] = {}
         # Every turn brings the whole history again: each text is kept once, and its key is worked out once.
-        self._messages: dict[Message, Message] = {}
-        self._keys: dict[Message, bytes] = {}
+        self._messages: dict[Message, tuple[Message, bytes]] = {}
         self._ends: dict[bytes, list[str]] = {}
         self._bodies: dict[bytes, list[str]] = {}
         self._replies: set[bytes] = set()
@@ -57,6 +56,7 @@ class Conversation:
         self._claimed: Counter[str] = Counter()  # the same of calls that still run
         self._calls: set[str] = set()  # ids of answers, whatever the number of their choices
         self._next_index = 0
+        self._asked: tuple[ModelCall, list[bytes]] | None = None  # the newest call and its chain
         self.policy = PolicyName()
         self.size = 0  # bytes in memory, roughly
         for interaction in sorted(interactions, key=lambda one: one.index):
@@ -80,6 +80,7 @@ class Conversation:
 
     def add(self, interaction: Interaction) -> None:
         """Remember a stored interaction."""
+        self._asked = None  # a call that is answered is held here no longer
         messages = tuple(map(self._kept, interaction.messages))
         reply = self._kept(interaction.reply)
         self.size += (
@@ -88,7 +89,7 @@ class Conversation:
         interaction = replace(interaction, messages=messages, reply=reply)
         self._by_id[interaction.id] = interaction
         self._calls.add(interaction.id.partition("#")[0])
-        self._replies.add(self._keys[reply])
+        self._replies.add(self._key(reply))
         if interaction.credit_parent is not None:
             self._continued.add(interaction.credit_parent)
         if interaction.token_parent is not None:
@@ -136,7 +137,7 @@ class Conversation:
 
         Several when the same text was sampled twice: the one that the call names, those with its ids of tool calls, those
         that are steps, then the newest."""
-        chain = self._chain(call.tools, call.messages)
+        chain = self._asked_for(call)
         for key in reversed(chain[1:-1]):  # at least one new message follows the recorded reply
             ids = self._ends.get(key)
             if ids:
@@ -162,7 +163,7 @@ class Conversation:
 
     def _repeats(self, call: ModelCall) -> list[Interaction]:
         """Earlier answers to the same messages, tools and model that are still steps, oldest first."""
-        key = _body(self._chain(call.tools, call.messages)[-1], call.model)
+        key = _body(self._asked_for(call)[-1], call.model)
         found = [self._by_id[one] for one in self._bodies.get(key, [])]
         return [one for one in found if NOT_A_STEP.isdisjoint(one.tags)]
 
@@ -176,7 +177,7 @@ class Conversation:
 
     def _cut_off(self, call: ModelCall) -> bool:
         """Whether the newest answer to this very body was aborted."""
-        asked = self._bodies.get(_body(self._chain(call.tools, call.messages)[-1], call.model))
+        asked = self._bodies.get(_body(self._asked_for(call)[-1], call.model))
         return asked is not None and "aborted" in self._by_id[asked[-1]].tags
 
     def divergence(
@@ -187,7 +188,7 @@ class Conversation:
         None for the session's first, and for one that goes on where nothing has gone on yet."""
         if not self._by_id or (found and self._is_free(found[0])):
             return None
-        asked = self._bodies.get(_body(self._chain(call.tools, call.messages)[-1], call.model))
+        asked = self._bodies.get(_body(self._asked_for(call)[-1], call.model))
         if asked is not None:
             if self.superseded_by(call) or self._cut_off(call):
                 return Divergence(
@@ -220,6 +221,12 @@ class Conversation:
     def _is_free(self, one: Interaction) -> bool:
         return one.id not in self._extended and not self._claimed[one.id]
 
+    def _asked_for(self, call: ModelCall) -> list[bytes]:
+        """The chain of a call's messages, which is worked out once however much is asked about the call."""
+        if self._asked is None or self._asked[0] is not call:
+            self._asked = call, self._chain(call.tools, call.messages)
+        return self._asked[1]
+
     def _chain(self, tools: Sequence[Tool], messages: Sequence[Message]) -> list[bytes]:
         """Hash after the tools, after the first message, ... after the last: len(messages) + 1 values."""
         chain = [_digest(tools_key(tools))]
@@ -228,15 +235,16 @@ class Conversation:
         return chain
 
     def _key(self, message: Message) -> bytes:
-        return self._keys.get(message) or _digest(message_key(message))
+        known = self._messages.get(message)
+        return _digest(message_key(message)) if known is None else known[1]
 
     def _kept(self, message: Message) -> Message:
-        kept = self._messages.setdefault(message, message)
-        if kept is message and message not in self._keys:
-            self._keys[message] = _digest(message_key(message))
+        known = self._messages.get(message)
+        if known is None:
+            known = self._messages[message] = message, _digest(message_key(message))
             self.size += 500 + len(message.content) + len(message.reasoning)
             self.size += sum(200 + len(call.arguments) for call in message.tool_calls)
-        return kept
+        return known[0]
 
 
 def _digest(data: bytes) -> bytes:

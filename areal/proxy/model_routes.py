@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -215,11 +215,15 @@ class _Stream:
             raise error
         await end_response(self._send, self._ready + self._encoder.encode(Failed(error)))
 
-    async def _flush(self) -> None:
+    def _flush(self) -> Awaitable[None]:
         if not self._begun:
-            async with self._one_begins:  # a ping or a choice
-                if not self._begun:
-                    await start_event_stream(self._send)
-                    self._begun = True
+            return self._begin()
         data, self._ready, self._sent_at = self._ready, b"", time.monotonic()
-        await send_chunk(self._send, data)
+        return send_chunk(self._send, data)
+
+    async def _begin(self) -> None:
+        async with self._one_begins:  # a ping or a choice
+            if not self._begun:
+                await start_event_stream(self._send)
+                self._begun = True
+        await self._flush()
