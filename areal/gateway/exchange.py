@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
@@ -157,11 +157,11 @@ class Exchange:
             head.append((b"request-id", self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": head})
 
-    async def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> Awaitable[None]:
         """Send bytes of the answer now."""
         if self._event_stream:
             self._tail = chunk[-4:] if len(chunk) >= 4 else (self._tail + chunk)[-4:]
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        return self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, last: bytes = b"") -> None:
         """Send the end of the answer."""

@@ -289,26 +289,26 @@ class Answer:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    async def _more(self) -> None:
+    def _more(self) -> asyncio.Future[None]:
+        """Done when something has happened. Raises what went wrong before."""
         if self._error is not None:
             raise self._error
         self._heard_at = self._loop.time()
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():  # else its reader was cancelled
+            waiter.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._wake()
 
     def _look(self) -> None:
-        silent_s = 0.0 if self._waiter is None else self._loop.time() - self._heard_at
+        waits = self._waiter is not None and not self._waiter.done()
+        silent_s = self._loop.time() - self._heard_at if waits else 0.0
         if silent_s >= self._silence_s:
             self._fail(TimeoutError())
         else:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jinja2.sandbox
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -229,7 +230,9 @@ DOUBLED = "{%% set n = namespace(x=%s) %%}{%% for i in range(60) %%}{%% set n.x 
         DOUBLED % ("'a'", "n.x + n.x", "n.x | length"),
         DOUBLED % ("'a'", "[n.x, n.x] | join", "n.x | length"),
         DOUBLED % ("'a'", "n.x.replace('a', 'aaaa')", "n.x | length"),
+        DOUBLED % ("'a'", "n.x + 'b' + n.x", "n.x | length"),
         DOUBLED % ("[1]", "n.x + n.x", "n.x | length"),
+        DOUBLED % ("[1]", "n.x + [2] + n.x", "n.x | length"),
         DOUBLED % ("2", "n.x * n.x", "n.x % 7"),
         DOUBLED % ("[1]", "[n.x, n.x]", "n.x"),
         DOUBLED % ("[1]", "[n.x, n.x]", "n.x | string"),
@@ -257,6 +260,37 @@ def test_texts_of_many_kinds_are_made_as_jinja_makes_them() -> None:
         *("x-21None[1, 'é']", "a  3.14", "   7é", "a, 1", "a+b", '{\n "a": [\n  1,\n  "<é>"\n ]\n}', "ababc", "[1, 2]"),
         *("18", "3", "cba", "hi", "A B", "  x  ", "long text", "z", "p, q", "1700000000", "1700000000"),
     ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' + ('b' + 'c') + ('d' ~ 1) + messages[0].role }}",
+        "{{ 1 + 2 + 3 * 4 + 0.5 }}|{{ [1] + [2, 3] + messages | map(attribute='role') | list }}|{{ (1,) + (2,) + (3,) }}",
+        "{{ '<a>' + ('<b>' | escape) + '<c>' }}|{{ ('<b>' | escape) + '<c>' + '<d>' }}|{{ '<a>' + '<b>' + ('<c>' | escape) }}",
+        "{{ messages[0].items + messages[0].get('none', '-') + messages[0]['keys'] if false else messages[0].items() | list }}",
+        "{% for m in messages %}{{ loop.index0 + loop.length + 1 }}{{ loop.first }}{{ (loop.previtem or m).role }}{{ m.role }}{{ m.x }}{% endfor %}",
+    ],
+)
+def test_sums_and_attributes_mean_what_they_mean_in_jinja(source: str) -> None:
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment().from_string(source).render(messages=said)
+    messages = [Message("user", "hi"), Message("assistant", "yes")]
+    assert ChatTemplate(source).render(messages, add_generation_prompt=True) == plain
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ 'a' + 1 + 'b' }}", "str"),
+        ("{{ 'a' + 'b' + missing }}", "'missing' is undefined"),
+        ("{{ messages[0].pop + 'a' + 'b' }}", "unsafe"),
+        ("{% for m in messages %}{{ loop._iterator }}{{ loop._iterator.x }}{% endfor %}", "unsafe|undefined"),
+    ],
+)
+def test_sums_and_attributes_that_jinja_refuses_are_refused(source: str, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        ChatTemplate(source).render([Message("user", "hi")], add_generation_prompt=True)
 
 
 def test_endless_loops_and_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,16 @@ def test_the_longest_prefix_wins_and_a_call_without_news_continues_nothing() -> 
     assert found(talk, ASKED, CALLS, OSLO, ROME, Message("assistant", "edited"), Message("user", "x")) == ["i0"]
 
 
+def test_each_call_is_looked_up_by_its_own_messages() -> None:
+    talk = Conversation([turn(0, (ASKED,), CALLS)])
+    goes_on, begins = ModelCall((ASKED, CALLS, OSLO), TOOLS), ModelCall((Message("user", "other"),), TOOLS)
+    for call, expected in ((goes_on, ["i0"]), (begins, []), (goes_on, ["i0"])):
+        assert [one.id for one in talk.continued_by(call)] == expected
+    again = ModelCall((ASKED,), TOOLS)
+    assert why(talk, again) == "resampled"
+    assert why(talk, begins) != "resampled"
+
+
 def test_equal_answers_steps_first_then_the_newest() -> None:
     reply = Message("assistant", "ok")
     tags: list[tuple[Tag, ...]] = [(), (), ("superseded",)]

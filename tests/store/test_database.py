@@ -142,9 +142,10 @@ async def test_a_disk_that_hangs_does_not_hold_the_end(
 
 
 async def test_readers_cannot_write_and_see_one_snapshot(database: Database) -> None:
-    with pytest.raises(StoreError, match="readonly"):
-        await database.read(put("a"))
-    assert await database.read(names) == set()
+    for _ in range(5):  # whichever reader, and however often it has read
+        with pytest.raises(StoreError, match="readonly"):
+            await database.read(put("a"))
+        assert await database.read(names) == set()
 
 
 async def test_a_lock_held_too_long_is_named_and_passes(database: Database) -> None:
