@@ -268,7 +268,7 @@ def test_texts_of_many_kinds_are_made_as_jinja_makes_them() -> None:
         "{{ 'a' + ('b' + 'c') + ('d' ~ 1) + messages[0].role }}",
         "{{ 1 + 2 + 3 * 4 + 0.5 }}|{{ [1] + [2, 3] + messages | map(attribute='role') | list }}|{{ (1,) + (2,) + (3,) }}",
         "{{ '<a>' + ('<b>' | escape) + '<c>' }}|{{ ('<b>' | escape) + '<c>' + '<d>' }}|{{ '<a>' + '<b>' + ('<c>' | escape) }}",
-        "{{ messages[0].items + messages[0].get('none', '-') + messages[0]['keys'] if false else messages[0].items() | list }}",
+        "{{ messages[0].items + messages[0].get('none', '-') + messages[0]['keys'] if false else {'items': 1, 'x': 2}.items() | list }}{{ {'items': 1, 'x': 2}.x }}",
         "{% for m in messages %}{{ loop.index0 + loop.length + 1 }}{{ loop.first }}{{ (loop.previtem or m).role }}{{ m.role }}{{ m.x }}{% endfor %}",
     ],
 )
