@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from areal.algorithms import logprobs
-from areal.config.backend_spec import BackendSpec
+from areal.config.backend_spec import BackendSpec, parse_backend
 from areal.engine import batch
 from areal.tools.plan import memory
 from areal.tools.plan.devices import device_named
@@ -46,14 +46,21 @@ def write_net(folder: Path, family: str, layers: int) -> Shape:
     return read_shape(str(folder))
 
 
-def saved_bytes(folder: Path, dtype: str, checkpointing: bool, tokens: int) -> int:
+def saved_bytes(folder: Path, backend: str, dtype: str, checkpointing: bool, tokens: int) -> int:
     """What autograd keeps over the forward pass of one micro-batch, each memory once, the parameters aside."""
     import torch
 
     from areal.engine.engine import TrainEngine
     from areal.engine.settings import EngineSettings
 
-    settings = {"model_dir": str(folder), "algorithm": "grpo", "threads": 1, "total_steps": 9, "dtype": dtype}
+    settings = {
+        "model_dir": str(folder),
+        "algorithm": "grpo",
+        "threads": 1,
+        "total_steps": 9,
+        "dtype": dtype,
+        "backend": backend,
+    }
     settings |= {"max_tokens_per_mb": tokens, "gradient_checkpointing": checkpointing}
     engine = TrainEngine.load(EngineSettings.model_validate(settings))
     parameters = {tensor.untyped_storage().data_ptr() for _, tensor in engine.named_tensors()}
@@ -76,26 +83,29 @@ def saved_bytes(folder: Path, dtype: str, checkpointing: bool, tokens: int) -> i
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "checkpointing"),
+    ("family", "backend", "dtype", "checkpointing"),
     [
-        ("llama", "float32", False),
-        ("llama", "float32", True),
-        ("llama", "bfloat16", False),
-        ("qwen3", "bfloat16", False),
+        ("llama", "fsdp:d1", "float32", False),
+        ("llama", "fsdp:d1", "float32", True),
+        ("llama", "fsdp:d1", "bfloat16", False),
+        ("qwen3", "fsdp:d1", "bfloat16", False),
+        ("qwen3", "archon:d1", "float32", False),
+        ("llama", "archon:d1", "bfloat16", False),
     ],
 )
 def test_what_a_layer_keeps_is_what_autograd_keeps(
-    family: str, dtype: str, checkpointing: bool, tmp_path: Path, restored_threads: None
+    family: str, backend: str, dtype: str, checkpointing: bool, tmp_path: Path, restored_threads: None
 ) -> None:
     """The difference of four layers and one, so that what stands outside of the layers does not count."""
     tokens = 300  # two blocks of queries
     found = []
     for layers in (1, 4):
         shape = write_net(tmp_path / str(layers), family, layers)
-        found.append(saved_bytes(tmp_path / str(layers), dtype, checkpointing, tokens))
+        found.append(saved_bytes(tmp_path / str(layers), backend, dtype, checkpointing, tokens))
     measured = (found[1] - found[0]) / 3
     job = Job(tokens, tokens, tokens, dtype)
-    planned = kept_activations(shape, BackendSpec("fsdp"), job, "full" if checkpointing else "none", experts=False)
+    spec, device = parse_backend(backend), device_named("cpu", 1)
+    planned = kept_activations(shape, spec, job, device, "full" if checkpointing else "none", experts=False)
     assert planned == pytest.approx(measured, rel=0.02)
 
 

@@ -20,7 +20,7 @@ GB = 10**9
 class Device:
     """memory: bytes. bf16_flops, float32_flops: per second. hbm, link (inside a node), network (between nodes): bytes per second, one way.
     node: devices of a node. runtime: bytes that a process takes before it holds a tensor (beyond the imports, on a CPU). holes: what the
-    allocator cannot use, as a part of what comes and goes (memory.py)."""
+    allocator cannot use, as a part of what comes and goes (memory.py). fused_norms: torch's own RMSNorm is one kernel here."""
 
     name: str
     memory: int
@@ -32,6 +32,7 @@ class Device:
     node: int
     runtime: int
     holes: float
+    fused_norms: bool = True
 
     def flops(self, dtype: str) -> float:
         return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
@@ -87,6 +88,7 @@ DEVICES: dict[str, Device] = {
         # Holes of glibc's heap, where all blocks below 32 MiB lie: Knuth's fifty-percent rule (TAOCP 1, 2.5) expects half as many holes as
         # blocks in use, and these are somewhat smaller; measured 0.35 to 0.38 of the bytes at 256, 512 and 1024 tokens of the 135M.
         holes=0.35,
+        fused_norms=False,
     ),
 }
 

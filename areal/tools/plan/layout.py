@@ -45,11 +45,11 @@ class Job:
 
 
 def tensor_sizes(shape: Shape) -> list[int]:
-    """Sizes of t: they divide query and key heads, the vocabulary and the width of the map between."""
-    common = gcd(shape.heads, shape.kv_heads, shape.vocabulary)
+    """Sizes of t: they divide query and key heads and the columns between the maps; of the vocabulary each rank has some."""
+    common = gcd(shape.heads, shape.kv_heads)
     if shape.expert_layers < shape.layers:
         common = gcd(common, shape.intermediate)
-    return divisors(common)
+    return [t for t in divisors(common) if -(-shape.vocabulary // t) * (t - 1) < shape.vocabulary]
 
 
 def reasons(spec: BackendSpec, shape: Shape) -> list[str]:
@@ -57,11 +57,11 @@ def reasons(spec: BackendSpec, shape: Shape) -> list[str]:
     wrong = []
     if spec.t not in (sizes := tensor_sizes(shape)):
         wrong.append(
-            f"t{spec.t} does not divide {shape.heads} query heads, {shape.kv_heads} key heads and a vocabulary of "
-            f"{shape.vocabulary}; t of {_listed(sizes)} fits"
+            f"t{spec.t} does not divide {shape.heads} query heads, {shape.kv_heads} key heads and {shape.intermediate} columns "
+            f"between the maps; t of {_listed(sizes)} fits"
         )
-    if shape.layers % spec.p:
-        wrong.append(f"p{spec.p} does not divide {shape.layers} layers; p of {_listed(divisors(shape.layers))} fits")
+    if spec.p > shape.layers:
+        wrong.append(f"p{spec.p} has more stages than there are layers; p of at most {shape.layers} fits")
     if spec.e > 1 and not shape.experts:
         wrong.append(f"e{spec.e}: {shape.name} has no experts; only e1 fits")
     elif spec.e not in (sizes := expert_sizes(shape, spec.d * spec.c * spec.t)):
@@ -84,9 +84,9 @@ def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[Backend
     for t in tensor_sizes(shape):
         if gpus % t or t > node:
             continue
-        for p in divisors(shape.layers):
-            if gpus % (t * p):
-                continue
+        for p in divisors(gpus // t):
+            if p > shape.layers:
+                break
             for c in divisors(gpus // (t * p)):
                 if c > 1 and job.packed_tokens // c < LEAST_TOKENS:
                     break
@@ -94,6 +94,18 @@ def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[Backend
                 for e in expert_sizes(shape, d * c * t):
                     if (t, p, c, e) != (1, 1, 1, 1) or gpus == 1:
                         yield BackendSpec("archon" if gpus > 1 else "fsdp", d=d, t=t, p=p, c=c, e=e)
+
+
+def stage_layers(layers: int, stages: int) -> list[int]:
+    """How many layers each pipeline stage has: within one of each other, the first and the last among the smaller."""
+    larger = layers % stages
+    begin = (stages - larger + 1) // 2
+    return [layers // stages + (begin <= stage < begin + larger) for stage in range(stages)]
+
+
+def exchanges_heads(shape: Shape, spec: BackendSpec) -> bool:
+    """Whether ranks of c exchange heads for tokens (Ulysses), else each gathers all keys and values: as the heads allow."""
+    return shape.heads // spec.t % spec.c == 0
 
 
 def divisors(number: int) -> list[int]:

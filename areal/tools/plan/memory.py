@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 
 from areal.config.backend_spec import BackendSpec
 from areal.tools.plan.devices import Device
-from areal.tools.plan.layout import Checkpointing, Job
+from areal.tools.plan.layout import Checkpointing, Job, exchanges_heads, stage_layers
 from areal.tools.plan.shape import Shape
 
 QUERY_BLOCK = 256
@@ -51,8 +51,19 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A pipeline stage: layers, of which `sparse` have experts; whether embedding and head stand there; micro-batches in flight (1F1B)."""
+
+    layers: int
+    sparse: int
+    first: bool
+    last: bool
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
-    """Parameters of one pipeline stage on one rank. `whole`: of its tensor and expert share, as FSDP gathers them; `own`: what it keeps of that.
+    """Parameters of one stage on one rank. `whole`: of its tensor and expert share, as FSDP gathers them; `own`: what it keeps of that.
     layer, root: the part of `whole` that one layer, and embedding, head and last norm, make up."""
 
     whole: int
@@ -61,36 +72,54 @@ class Share:
     root: int
 
 
-def share_of(shape: Shape, spec: BackendSpec, *, first: bool, last: bool) -> Share:
-    """Of a stage with layers / p layers. FSDP cuts over d * c, and what an expert rank has over those that have the same experts."""
+def stages_of(shape: Shape, spec: BackendSpec, job: Job) -> list[Stage]:
+    """From the first to the last."""
+    found: list[Stage] = []
+    sizes = stage_layers(shape.layers, spec.p)
+    for number, layers in enumerate(sizes):
+        sparse = min(layers, _up(shape.expert_layers * layers, shape.layers))
+        in_flight = min(spec.p - number, micro_batches(spec, job))
+        found.append(Stage(layers, sparse, number == 0, number == spec.p - 1, in_flight))
+    return found
+
+
+def kinds_of(stages: list[Stage]) -> list[Stage]:
+    """Of stages that differ in what is in flight alone, the first, which has most: at most four are left, however many there are."""
+    return list({(each.layers, each.first, each.last): each for each in reversed(stages)}.values())
+
+
+def share_of(shape: Shape, spec: BackendSpec, stage: Stage) -> Share:
+    """FSDP cuts over d * c; experts over those of d, c and t that have the same ones."""
     shards, copies = spec.d * spec.c, spec.d * spec.c * spec.t // spec.e
     split = shape.attention // spec.t + shape.norms
     dense = split + shape.mlp // spec.t
     experts = shape.experts // spec.e * shape.expert if shape.experts else 0
-    layers, sparse = shape.layers // spec.p, _up(shape.expert_layers, spec.p)
-    tables = (first + last) if not (shape.tied and first and last) else 1
-    root = tables * shape.table // spec.t + shape.hidden * last
-    cut = (layers - sparse) * dense + sparse * (split + shape.router) + root
+    tables = 1 if shape.tied and stage.first and stage.last else stage.first + stage.last
+    root = tables * _up(shape.table, spec.t) + shape.hidden * stage.last
+    cut = (stage.layers - stage.sparse) * dense + stage.sparse * (split + shape.router) + root
     return Share(
-        whole=cut + sparse * experts,
-        own=_up(cut, shards) + sparse * _up(experts, copies),
-        layer=max(dense if sparse < layers else 0, split + shape.router + experts if sparse else 0),
+        whole=cut + stage.sparse * experts,
+        own=_up(cut, shards) + stage.sparse * _up(experts, copies),
+        layer=max(dense if stage.sparse < stage.layers else 0, split + shape.router + experts if stage.sparse else 0),
         root=root,
     )
 
 
-def layer_activations(shape: Shape, spec: BackendSpec, job: Job, *, experts: bool) -> int:
+def layer_activations(shape: Shape, spec: BackendSpec, job: Job, device: Device, *, experts: bool) -> int:
     """Bytes that autograd keeps of one layer and one micro-batch, without checkpointing. experts: of a layer that has them."""
     b, t = job.width, spec.t
     n = _up(job.packed_tokens, spec.c)
     d, q, kv = shape.hidden, shape.query_width // t, shape.kv_width // t
-    # Two norms: what came in as float32, the normalised (transformers: rounded to the dtype), what goes to the maps (gathered over t).
-    kept = 2 * (_up(n, t) * (4 + b) + n * b) * d
+    # Two norms, and what of them goes to the maps (gathered over t).
+    norm = norm_bytes(spec, job, device)
+    kept = 2 * (_up(n, t) * norm + n * b) * d
     if shape.qk_norm:
-        kept += n * (4 + b) * (q + kv)
-    # Rotated queries, attention's outputs by block and in one piece; keys and values of the whole micro-batch, repeated for every query head.
-    kept += n * 3 * q * b + 2 * job.packed_tokens * q * b + n * 4 * shape.heads // t
-    kept += mask_numbers(job, n) * b
+        kept += n * norm * (q + kv)
+    # Rotated queries, attention's outputs by block and in one piece; keys and values, repeated for every query head; masks as numbers. Where c
+    # exchanges heads, a rank has all tokens for its share of the heads, else all keys and its share of the queries.
+    exchanged = exchanges_heads(shape, spec)
+    kept += n * 3 * q * b + 2 * (n if exchanged else job.packed_tokens) * q * b + n * 4 * shape.heads // t
+    kept += mask_numbers(job, job.packed_tokens if exchanged else n) * b
     if not experts:
         return kept + 4 * n * (shape.intermediate // t) * b
     # Router: probabilities in float32. Per copy of a token: input, gate, up, activated, product, output before its weight.
@@ -99,17 +128,27 @@ def layer_activations(shape: Shape, spec: BackendSpec, job: Job, *, experts: boo
     return kept + copies * (2 * d + 4 * shape.expert_intermediate) * b
 
 
+def norm_bytes(spec: BackendSpec, job: Job, device: Device) -> int:
+    """Bytes that a norm keeps of each number. transformers': what came in as float32, and the normalised in the dtype. archon's is torch's own:
+    both in float32, or where it is fused only what came in."""
+    if spec.name != "archon":
+        return 4 + job.width
+    return job.width if device.fused_norms else 8
+
+
 def mask_numbers(job: Job, queries: int) -> int:
     """Numbers in the masks of one layer: SDPA turns them into floats and keeps these. Rows of the longest length, block by block."""
     row = min(job.sequence, job.packed_tokens)
     return queries * (row + min(row, QUERY_BLOCK)) // 2
 
 
-def kept_activations(shape: Shape, spec: BackendSpec, job: Job, checkpointing: Checkpointing, *, experts: bool) -> int:
+def kept_activations(
+    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, *, experts: bool
+) -> int:
     """The same with checkpointing: `full` keeps each layer's input; `selective` also what matrix products and attention gave, and computes the
     cheap rest again."""
     if checkpointing == "none":
-        return layer_activations(shape, spec, job, experts=experts)
+        return layer_activations(shape, spec, job, device, experts=experts)
     n = _up(job.packed_tokens, spec.c)
     one = _up(n, spec.t) * shape.hidden * job.width
     if checkpointing == "full":
@@ -124,9 +163,8 @@ def kept_activations(shape: Shape, spec: BackendSpec, job: Job, checkpointing: C
 
 
 def rank_memory(shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing) -> Memory:
-    """Of the stage that needs most: the first one holds p micro-batches in flight (1F1B), the last one the head."""
-    stages = [(0, spec.p)] if spec.p == 1 else [(0, spec.p), (spec.p - 1, 1)]
-    found = [_stage(shape, spec, job, device, checkpointing, stage, in_flight) for stage, in_flight in stages]
+    """Of the stage that needs most: the first ones hold most micro-batches, the last one has the head."""
+    found = [_stage(shape, spec, job, device, checkpointing, stage) for stage in kinds_of(stages_of(shape, spec, job))]
     return max(found, key=lambda memory: memory.total)
 
 
@@ -136,23 +174,20 @@ def micro_batches(spec: BackendSpec, job: Job) -> int:
 
 
 def _stage(
-    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, stage: int, in_flight: int
+    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, stage: Stage
 ) -> Memory:
-    first, last = stage == 0, stage == spec.p - 1
-    share = share_of(shape, spec, first=first, last=last)
-    layers, sparse = shape.layers // spec.p, _up(shape.expert_layers, spec.p)
-    in_flight = min(in_flight, micro_batches(spec, job))
-    dense = kept_activations(shape, spec, job, checkpointing, experts=False) if sparse < layers else 0
-    expert = kept_activations(shape, spec, job, checkpointing, experts=True) if sparse else 0
-    activations = in_flight * ((layers - sparse) * dense + sparse * expert)
+    share, sparse, last = share_of(shape, spec, stage), stage.sparse, stage.last
+    dense = kept_activations(shape, spec, job, device, checkpointing, experts=False) if sparse < stage.layers else 0
+    expert = kept_activations(shape, spec, job, device, checkpointing, experts=True) if sparse else 0
+    activations = stage.in_flight * ((stage.layers - sparse) * dense + sparse * expert)
     logits = _logits(shape, spec, job) if last else 0
     if last:  # the last norm and what of it goes to the head
         activations += _up(job.packed_tokens, spec.c) * shape.hidden * (4 + 3 * job.width)
     again = 0
     if checkpointing != "none":
-        again = layer_activations(shape, spec, job, experts=sparse > 0) - max(dense, expert)
+        again = layer_activations(shape, spec, job, device, experts=sparse > 0) - max(dense, expert)
         again += _layer_backward(shape, spec, job)
-    head_gradient = shape.table // spec.t * job.width if last else 0
+    head_gradient = _up(shape.table, spec.t) * job.width if last else 0
     at_head, in_layer = logits + head_gradient, again + (head_gradient if shape.tied else 0)
     activations, logits = (activations, at_head) if at_head >= in_layer else (activations + again, in_layer - again)
     b = job.width
@@ -171,7 +206,7 @@ def _stage(
 
 def _logits(shape: Shape, spec: BackendSpec, job: Job) -> int:
     """Probabilities that are kept, and one chunk's logits with their log-softmax."""
-    vocabulary = shape.vocabulary // spec.t
+    vocabulary = _up(shape.vocabulary, spec.t)
     row = 4 * vocabulary
     kept = min(KEPT_BYTES // (HEAD_CHUNK * row) * HEAD_CHUNK, _up(job.packed_tokens, spec.c)) * row
     chunk = min(HEAD_CHUNK, job.packed_tokens) * (2 * row + (job.width * vocabulary if job.width == 2 else 0))

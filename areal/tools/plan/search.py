@@ -18,7 +18,8 @@ from areal.tools.plan.memory import Memory, rank_memory
 from areal.tools.plan.shape import Shape
 from areal.tools.plan.traffic import Cost, step_cost
 
-CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "full")
+"""What actor.gradient_checkpointing can say, and so what is chosen from; `selective` is planned on request."""
 MOST_GPUS = 1 << 14
 
 
@@ -58,7 +59,7 @@ def plan_of(specs: Iterable[BackendSpec], shape: Shape, device: Device, job: Job
     fitting = sorted((each for each in found if each.fits), key=lambda each: each.cost.seconds)
     if fitting:
         return Plan(shape, device, gpus, job, tuple(fitting), len(found))
-    closest = sorted(found, key=lambda each: each.memory.total)[:3]
+    closest = sorted(found, key=lambda each: (each.memory.total, each.cost.seconds))[:3]
     return Plan(shape, device, gpus, job, tuple(closest), len(found), _advice(shape, gpus, device, job))
 
 

@@ -21,9 +21,6 @@ from areal.models.dense_config import FAMILIES
 from areal.models.fetch import resolve
 from areal.tools.plan.presets import PRESETS
 
-RULES = {"qwen3_moe": FAMILIES["qwen3"], **FAMILIES}
-"""model_type -> which biases and norms its attention has."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -117,13 +114,13 @@ def read_shape(model: str) -> Shape:
 def shape_of(raw: Mapping[str, Any], name: str, where: str) -> Shape:
     """Of a config.json's object. where: said in errors. Raises ConfigError for a family that is not known and for what is missing."""
     family = raw.get("model_type")
-    if family not in RULES:
-        raise ConfigError(f"{where}: model_type {family!r:.80} cannot be planned; known: {', '.join(sorted(RULES))}")
-    rules, bias = RULES[family], bool(raw.get("attention_bias", False))
+    if family not in FAMILIES:
+        raise ConfigError(f"{where}: model_type {family!r:.80} cannot be planned; known: {', '.join(FAMILIES)}")
+    rules, bias = FAMILIES[family], bool(raw.get("attention_bias", False))
     heads = _whole(raw, "num_attention_heads", where)
     hidden = _whole(raw, "hidden_size", where)
     layers = _whole(raw, "num_hidden_layers", where)
-    sparse = _expert_layers(raw, layers, where) if family == "qwen3_moe" else 0
+    sparse = _expert_layers(raw, layers, where) if rules.experts else 0
     shape = Shape(
         name=name,
         family=family,
@@ -138,7 +135,7 @@ def shape_of(raw: Mapping[str, Any], name: str, where: str) -> Shape:
         o_bias=bias if rules.o_bias is None else rules.o_bias,
         qk_norm=rules.qk_norm,
         tied=bool(raw.get("tie_word_embeddings", False)),
-        experts=_whole(raw, "num_experts", where) if sparse else 0,
+        experts=_experts(raw, where) if sparse else 0,
         experts_per_token=_whole(raw, "num_experts_per_tok", where) if sparse else 0,
         expert_intermediate=_whole(raw, "moe_intermediate_size", where) if sparse else 0,
         expert_layers=sparse,
@@ -154,6 +151,11 @@ def _expert_layers(raw: Mapping[str, Any], layers: int, where: str) -> int:
     step = _whole(raw, "decoder_sparse_step", where, 1)
     dense = raw.get("mlp_only_layers") or []
     return sum(number not in dense and (number + 1) % step == 0 for number in range(layers))
+
+
+def _experts(raw: Mapping[str, Any], where: str) -> int:
+    """Under either name: the hub's, or what transformers 5 writes."""
+    return _whole(raw, "num_experts" if "num_experts" in raw else "num_local_experts", where)
 
 
 def _whole(raw: Mapping[str, Any], key: str, where: str, otherwise: int | None = None) -> int:

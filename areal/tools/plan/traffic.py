@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from areal.config.backend_spec import BackendSpec
 from areal.tools.plan.devices import Device
-from areal.tools.plan.layout import Checkpointing, Job
-from areal.tools.plan.memory import layer_activations, mask_numbers, micro_batches, share_of
+from areal.tools.plan.layout import Checkpointing, Job, exchanges_heads
+from areal.tools.plan.memory import Stage, kinds_of, layer_activations, mask_numbers, micro_batches, share_of, stages_of
 from areal.tools.plan.shape import Shape
 
 PRODUCTS = 0.5
@@ -50,10 +50,10 @@ class Cost:
 
 def step_cost(shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing) -> Cost:
     """One optimizer step of batch_tokens over all ranks."""
-    count = micro_batches(spec, job)
+    count, stages = micro_batches(spec, job), kinds_of(stages_of(shape, spec, job))
     tokens = min(job.packed_tokens, max(job.sequence, -(-job.batch_tokens // (spec.d * count))))
-    compute = _compute(shape, spec, job, device, checkpointing, tokens)
-    data = _data(shape, spec, job, device)
+    compute = max(_compute(shape, spec, job, device, checkpointing, tokens, stage) for stage in stages)
+    data = max((_data(shape, spec, job, device, stage) for stage in stages), key=lambda each: each.seconds)
     exposed = {
         "tensor": _tensor(shape, spec, job, device, checkpointing, tokens),
         "context": _context(shape, spec, job, device, checkpointing, tokens),
@@ -64,7 +64,7 @@ def step_cost(shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpo
     waiting = max(0.0, data.seconds - compute)
     each_mb = compute + held_up + waiting
     bubble = (spec.p - 1) * each_mb
-    share = share_of(shape, spec, first=True, last=spec.p == 1)
+    share = max((share_of(shape, spec, stage) for stage in stages), key=lambda each: each.own)
     # Moments, masters, gradients and parameters are read and written once.
     optimizer = share.own * (28 if job.width == 4 else 36) / device.hbm
     seconds = count * each_mb + bubble + optimizer
@@ -93,16 +93,15 @@ def _forward_flops(shape: Shape, job: Job) -> float:
 
 
 def _compute(
-    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, tokens: int
+    shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, tokens: int, stage: Stage
 ) -> float:
-    """Seconds of one micro-batch on one rank; the stages are taken to be equal."""
+    """Seconds of one micro-batch on one rank of the stage."""
     head = 2.0 * shape.table
-    layers = _forward_flops(shape, job) - head
+    layers = (_forward_flops(shape, job) - head) * stage.layers / shape.layers
     again = 1 if checkpointing == "full" else 0
-    flops = (
-        tokens * (layers * (3 + again) + 4 * head) / (spec.t * spec.p * spec.c)
-    )  # the head's chunks are computed twice
-    kept = layer_activations(shape, spec, job, experts=shape.experts > 0) * shape.layers // spec.p
+    each = layers * (3 + again) + 4 * head * stage.last  # the head's chunks are computed twice
+    flops = tokens * each / (spec.t * spec.c)
+    kept = layer_activations(shape, spec, job, device, experts=shape.experts > 0) * stage.layers
     passes = (
         4 if checkpointing == "none" else 6
     )  # written, read back, and their gradients; twice written where computed again
@@ -110,24 +109,16 @@ def _compute(
     return flops / (PRODUCTS * device.flops(job.dtype)) + moved / device.hbm
 
 
-def _data(shape: Shape, spec: BackendSpec, job: Job, device: Device) -> Traffic:
+def _data(shape: Shape, spec: BackendSpec, job: Job, device: Device, stage: Stage) -> Traffic:
     """FSDP, per micro-batch: parameters gathered for the forward and again for the backward pass, gradients summed in float32."""
-    share = share_of(shape, spec, first=True, last=spec.p == 1)
     each = 2 * job.width + 4
-    experts = _expert_share(shape, spec)
-    dense = share.whole - experts
-    layers = 3 * shape.layers // spec.p
-    found = _ring(dense * each, spec.d * spec.c, spec.t, device, calls=layers)
+    experts = stage.sparse * (shape.experts // spec.e) * shape.expert
+    dense = share_of(shape, spec, stage).whole - experts
+    calls = 3 * stage.layers
+    found = _ring(dense * each, spec.d * spec.c, spec.t, device, calls=calls)
     copies = spec.d * spec.c * spec.t // spec.e
-    more = _ring(experts * each, copies, spec.e, device, calls=layers)
+    more = _ring(experts * each, copies, spec.e, device, calls=calls)
     return Traffic(found.bytes + more.bytes, found.seconds + more.seconds)
-
-
-def _expert_share(shape: Shape, spec: BackendSpec) -> int:
-    """Parameters of a stage's experts on one rank, before FSDP cuts them."""
-    if not shape.experts:
-        return 0
-    return -(-shape.expert_layers // spec.p) * (shape.experts // spec.e) * shape.expert
 
 
 def _tensor(
@@ -135,7 +126,7 @@ def _tensor(
 ) -> Traffic:
     """Sequence parallel: before each of a layer's two halves the hidden states are gathered, after it summed and scattered; the same backward."""
     passes = 3 if checkpointing == "full" else 2
-    calls = 4 * passes * shape.layers // spec.p
+    calls = 4 * passes * _up(shape.layers, spec.p)
     one = tokens // spec.c * shape.hidden * job.width
     return _ring(calls * one, spec.t, 1, device, calls=calls)
 
@@ -143,10 +134,15 @@ def _tensor(
 def _context(
     shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, tokens: int
 ) -> Traffic:
-    """Keys and values of the micro-batch gathered in every layer, their gradients summed and scattered."""
+    """Per layer and pass: heads exchanged for tokens and back (queries, keys, values, outputs), or all keys and values gathered."""
     passes = 3 if checkpointing == "full" else 2
-    calls = passes * shape.layers // spec.p
-    return _ring(calls * tokens * 2 * shape.kv_width // spec.t * job.width, spec.c, spec.t, device, calls=calls)
+    calls = passes * _up(shape.layers, spec.p)
+    each = tokens * 2 * shape.kv_width // spec.t * job.width
+    if exchanges_heads(shape, spec):
+        each = (each + tokens * 2 * shape.query_width // spec.t * job.width) // spec.c
+        calls *= 2
+        each //= 2
+    return _ring(calls * each, spec.c, spec.t, device, calls=calls)
 
 
 def _expert(
@@ -154,7 +150,7 @@ def _expert(
 ) -> Traffic:
     """Two all-to-alls per layer and direction: every token to its experts, and back."""
     passes = 3 if checkpointing == "full" else 2
-    calls = 2 * passes * shape.expert_layers // spec.p
+    calls = 2 * passes * _up(shape.expert_layers, spec.p)
     copies = tokens // (spec.c * spec.t) * shape.experts_per_token
     sent = calls * copies * shape.hidden * job.width * (spec.e - 1) // spec.e
     if not sent:
@@ -179,3 +175,7 @@ def _ring(bytes_: float, ranks: int, stride: int, device: Device, *, calls: int)
         return Traffic(0, 0.0)
     sent = int(bytes_ * (ranks - 1) / ranks)
     return Traffic(sent, sent / (LINKS * device.bus(ranks, stride)) + calls * LATENCY * ranks.bit_length())
+
+
+def _up(number: int, by: int) -> int:
+    return -(-number // by)
