@@ -18,7 +18,7 @@ from areal.config.engine import Dtype
 from areal.models.dense_config import read_config
 from areal.tools.plan.__main__ import main
 from areal.tools.plan.devices import DEVICES, device_named
-from areal.tools.plan.layout import Checkpointing, Job, divisors, layouts, reasons, stage_layers
+from areal.tools.plan.layout import Checkpointing, Job, divisors, layouts, reasons
 from areal.tools.plan.memory import rank_memory, share_of, stages_of
 from areal.tools.plan.presets import PRESETS
 from areal.tools.plan.search import plan_for
@@ -195,15 +195,6 @@ def test_all_ranks_together_hold_every_parameter(name: str, spec: str) -> None:
     twice = shape.table if shape.tied and parsed.p > 1 else 0
     assert held == pytest.approx(shape.parameters + twice, rel=1e-4)
     assert held >= shape.parameters + twice
-
-
-def test_stages_have_all_layers_and_the_ends_the_fewest() -> None:
-    for layers, stages in product(range(1, 40), range(1, 40)):
-        sizes = stage_layers(layers, stages)
-        assert (len(sizes), sum(sizes)) == (stages, layers)
-        assert max(sizes) - min(sizes) <= 1
-        if stages > 2 and layers % stages <= stages - 2:
-            assert sizes[0] == sizes[-1] == min(sizes)
 
 
 def test_divisors_are_all_of_them() -> None:

@@ -96,13 +96,6 @@ def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[Backend
                         yield BackendSpec("archon" if gpus > 1 else "fsdp", d=d, t=t, p=p, c=c, e=e)
 
 
-def stage_layers(layers: int, stages: int) -> list[int]:
-    """How many layers each pipeline stage has: within one of each other, the first and the last among the smaller."""
-    larger = layers % stages
-    begin = (stages - larger + 1) // 2
-    return [layers // stages + (begin <= stage < begin + larger) for stage in range(stages)]
-
-
 def exchanges_heads(shape: Shape, spec: BackendSpec) -> bool:
     """Whether ranks of c exchange heads for tokens (Ulysses), else each gathers all keys and values: as the heads allow."""
     return shape.heads // spec.t % spec.c == 0

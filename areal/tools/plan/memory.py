@@ -15,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from areal.config.backend_spec import BackendSpec
+from areal.engine.parallel.schedule import stage_layers
 from areal.tools.plan.devices import Device
-from areal.tools.plan.layout import Checkpointing, Job, exchanges_heads, stage_layers
+from areal.tools.plan.layout import Checkpointing, Job, exchanges_heads
 from areal.tools.plan.shape import Shape
 
 QUERY_BLOCK = 256
@@ -75,8 +76,7 @@ class Share:
 def stages_of(shape: Shape, spec: BackendSpec, job: Job) -> list[Stage]:
     """From the first to the last."""
     found: list[Stage] = []
-    sizes = stage_layers(shape.layers, spec.p)
-    for number, layers in enumerate(sizes):
+    for number, layers in enumerate(map(len, stage_layers(shape.layers, spec.p))):
         sparse = min(layers, _up(shape.expert_layers * layers, shape.layers))
         in_flight = min(spec.p - number, micro_batches(spec, job))
         found.append(Stage(layers, sparse, number == 0, number == spec.p - 1, in_flight))
