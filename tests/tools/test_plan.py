@@ -108,6 +108,7 @@ def test_what_is_no_model_is_one_line(
         (["--layout", "archon:d2e2"], "has no experts"),
         (["--layout", "archon:p31"], "p of at most 30 fits"),
         (["--layout", "fsdp:d2", "--gpus", "4"], "takes 2 devices, --gpus says 4"),
+        (["--layout", "archon:(attn:d2|ffn:t2)"], "has no experts to cut"),
         (["--layout", "deep:d2"], "is no backend"),
     ],
 )
@@ -144,7 +145,7 @@ def test_every_layout_is_listed_once_and_fits(name: str, gpus: int) -> None:
     assert len(specs) == len(set(specs))
     assert [reasons(spec, shape) for spec in specs if reasons(spec, shape)] == []
     assert all(parse_backend(str(spec), "train") == spec for spec in specs)
-    assert [str(spec) for spec in specs if spec.name == "fsdp"] == [f"fsdp:d{gpus}"]
+    assert [str(spec) for spec in specs if spec.name == "fsdp"] == ([] if shape.experts else [f"fsdp:d{gpus}"])
 
 
 def test_tensor_peers_stay_in_one_node() -> None:
@@ -186,11 +187,14 @@ def test_checkpointing_saves_memory_and_costs_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "llama-3.1-8b", "qwen3-30b-a3b"])
-@pytest.mark.parametrize("spec", ["archon:d1", "archon:d4", "archon:d2t1p2", "archon:d4t1p1c2e8", "archon:d4t1p2e4"])
+@pytest.mark.parametrize(
+    "spec",
+    ["archon:d1", "archon:d4", "archon:d2t1p2", "archon:d4t1p1c2e8", "archon:d4t1p2e4", "archon:(attn:d4t1|ffn:t2e2)"],
+)
 def test_all_ranks_together_hold_every_parameter(name: str, spec: str) -> None:
     shape, parsed = read_shape(name), parse_backend(spec)
     if reasons(parsed, shape):
-        parsed = replace(parsed, e=1)
+        parsed = replace(parsed, e=1, et=1)
     held = sum(share_of(shape, parsed, stage).own for stage in stages_of(shape, parsed, JOB)) * parsed.d * parsed.c
     twice = shape.table if shape.tied and parsed.p > 1 else 0
     assert held == pytest.approx(shape.parameters + twice, rel=1e-4)

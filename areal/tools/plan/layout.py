@@ -3,8 +3,8 @@
     reasons(spec, shape)                        # [] or one sentence for each number that does not fit
     for spec in layouts(shape, gpus=64, job=job): ...
 
-e splits experts over the ranks that d, c and t span, and adds no process. Tensor parallelism stays inside a node. `fsdp:` is offered where d
-alone is used, for it takes any Hugging Face causal LM. The spec is that of `actor.backend` (config/backend_spec.py).
+e splits experts over the ranks that d, c and t span, and adds no process. Tensor parallelism stays inside a node. Where d alone is used, a model
+without experts gets `fsdp:`, for it takes any Hugging Face causal LM. Experts in pieces (`ffn:t`) are planned on request. The spec is that of `actor.backend` (config/backend_spec.py).
 """
 
 from __future__ import annotations
@@ -62,13 +62,20 @@ def reasons(spec: BackendSpec, shape: Shape) -> list[str]:
         )
     if spec.p > shape.layers:
         wrong.append(f"p{spec.p} has more stages than there are layers; p of at most {shape.layers} fits")
-    if spec.e > 1 and not shape.experts:
-        wrong.append(f"e{spec.e}: {shape.name} has no experts; only e1 fits")
-    elif spec.e not in (sizes := expert_sizes(shape, spec.d * spec.c * spec.t)):
+    if spec.e * spec.et > 1 and not shape.experts:
+        return [*wrong, f"{spec}: {shape.name} has no experts to cut; only e1 fits"]
+    if spec.e not in (sizes := expert_sizes(shape, spec.stage_size)):
         wrong.append(
-            f"e{spec.e} does not divide {shape.experts} experts over the {spec.d * spec.c * spec.t} ranks of d, c and t; "
+            f"e{spec.e} does not divide {shape.experts} experts over the {spec.stage_size} ranks of d, c and t; "
             f"e of {_listed(sizes)} fits"
         )
+    if shape.experts and shape.expert_intermediate % spec.et:
+        wrong.append(
+            f"ffn's t{spec.et} does not divide an expert's {shape.expert_intermediate} columns; "
+            f"{_listed(divisors(shape.expert_intermediate))} fits"
+        )
+    if shape.experts and spec.name == "fsdp":
+        wrong.append(f"fsdp cannot train experts, which transformers fuses while loading; archon:d{spec.d} fits")
     return wrong
 
 
@@ -79,7 +86,7 @@ def expert_sizes(shape: Shape, ranks: int) -> list[int]:
 
 def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[BackendSpec]:
     """Every layout of just so many devices. node: devices of one, which t never exceeds."""
-    if gpus > 1:
+    if not shape.experts:
         yield BackendSpec("fsdp", d=gpus)
     for t in tensor_sizes(shape):
         if gpus % t or t > node:
@@ -92,8 +99,8 @@ def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[Backend
                     break
                 d = gpus // (t * p * c)
                 for e in expert_sizes(shape, d * c * t):
-                    if (t, p, c, e) != (1, 1, 1, 1) or gpus == 1:
-                        yield BackendSpec("archon" if gpus > 1 else "fsdp", d=d, t=t, p=p, c=c, e=e)
+                    if (t, p, c) != (1, 1, 1) or shape.experts:
+                        yield BackendSpec("archon", d=d, t=t, p=p, c=c, e=e)
 
 
 def exchanges_heads(shape: Shape, spec: BackendSpec) -> bool:

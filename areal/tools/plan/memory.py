@@ -90,10 +90,10 @@ def kinds_of(stages: list[Stage]) -> list[Stage]:
 
 def share_of(shape: Shape, spec: BackendSpec, stage: Stage) -> Share:
     """FSDP cuts over d * c; experts over those of d, c and t that have the same ones."""
-    shards, copies = spec.d * spec.c, spec.d * spec.c * spec.t // spec.e
+    shards, copies = spec.d * spec.c, spec.stage_size // (spec.e * spec.et)
     split = shape.attention // spec.t + shape.norms
     dense = split + shape.mlp // spec.t
-    experts = shape.experts // spec.e * shape.expert if shape.experts else 0
+    experts = shape.experts // spec.e * shape.expert // spec.et if shape.experts else 0
     tables = 1 if shape.tied and stage.first and stage.last else stage.first + stage.last
     root = tables * _up(shape.table, spec.t) + shape.hidden * stage.last
     cut = (stage.layers - stage.sparse) * dense + stage.sparse * (split + shape.router) + root
@@ -122,10 +122,11 @@ def layer_activations(shape: Shape, spec: BackendSpec, job: Job, device: Device,
     kept += mask_numbers(job, job.packed_tokens if exchanged else n) * b
     if not experts:
         return kept + 4 * n * (shape.intermediate // t) * b
-    # Router: probabilities in float32. Per copy of a token: input, gate, up, activated, product, output before its weight.
+    # Router: probabilities in float32. Per copy of a token: input, gate, up, activated, product, output before its weight. Where an expert lies in
+    # et pieces, each has the tokens of et ranks and as much less of the inner width.
     copies = _up(n, t) * shape.experts_per_token
     kept += _up(n, t) * shape.experts * 4
-    return kept + copies * (2 * d + 4 * shape.expert_intermediate) * b
+    return kept + copies * ((1 + spec.et) * d + 4 * shape.expert_intermediate) * b
 
 
 def norm_bytes(spec: BackendSpec, job: Job, device: Device) -> int:

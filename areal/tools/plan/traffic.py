@@ -112,12 +112,12 @@ def _compute(
 def _data(shape: Shape, spec: BackendSpec, job: Job, device: Device, stage: Stage) -> Traffic:
     """FSDP, per micro-batch: parameters gathered for the forward and again for the backward pass, gradients summed in float32."""
     each = 2 * job.width + 4
-    experts = stage.sparse * (shape.experts // spec.e) * shape.expert
+    experts = stage.sparse * (shape.experts // spec.e) * shape.expert // spec.et
     dense = share_of(shape, spec, stage).whole - experts
     calls = 3 * stage.layers
     found = _ring(dense * each, spec.d * spec.c, spec.t, device, calls=calls)
-    copies = spec.d * spec.c * spec.t // spec.e
-    more = _ring(experts * each, copies, spec.e, device, calls=calls)
+    parts = spec.e * spec.et
+    more = _ring(experts * each, spec.stage_size // parts, parts, device, calls=calls)
     return Traffic(found.bytes + more.bytes, found.seconds + more.seconds)
 
 
@@ -152,13 +152,14 @@ def _expert(
     passes = 3 if checkpointing == "full" else 2
     calls = 2 * passes * _up(shape.expert_layers, spec.p)
     copies = tokens // (spec.c * spec.t) * shape.experts_per_token
-    sent = calls * copies * shape.hidden * job.width * (spec.e - 1) // spec.e
+    parts = spec.e * spec.et
+    sent = calls * copies * spec.et * shape.hidden * job.width * (parts - 1) // parts
     if not sent:
         return Traffic(0, 0.0)
     # All-to-all takes the ports one by one: what leaves the node leaves through this rank's own.
-    outside = max(0.0, 1 - device.node / spec.e)
+    outside = max(0.0, 1 - device.node / parts)
     seconds = sent * ((1 - outside) / device.link + outside / device.network) / LINKS
-    return Traffic(sent, seconds + calls * LATENCY * spec.e.bit_length())
+    return Traffic(sent, seconds + calls * LATENCY * parts.bit_length())
 
 
 def _pipeline(shape: Shape, spec: BackendSpec, job: Job, device: Device, tokens: int) -> Traffic:
