@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from areal.algorithms.logprobs import token_logprobs
-from areal.base.errors import ConfigError
 from areal.engine.batch import PackedBatch
 from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
 from areal.engine.parallel.schedule import stage_layers
@@ -25,10 +24,9 @@ from areal.engine.parallel.world import World
 from areal.models.decoder import Attend, Decoder
 from areal.models.dense_config import DenseConfig, read_config
 from areal.models.experts import Routing
+from areal.models.hf_names import EMBEDDING, HEAD, Parts, from_disk, parts_of
 from areal.models.hf_weights import load_tensors
 from areal.models.value_head import ValueHead
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Stage(nn.Module):
@@ -112,6 +110,9 @@ class ArchonNet(Net):
             if stage.value_head is not None:
                 yield from ((f"value_head.{name}", p) for name, p in without_twins(stage.value_head))
 
+    def parts(self, name: str) -> Parts:
+        return parts_of(name, self.config)
+
     def config_files(self) -> dict[str, bytes]:
         return dict(self._files)
 
@@ -134,8 +135,6 @@ def load_archon(
     Raises ConfigError where the folder holds no family that models/dense_config.py knows, or the layout does not fit it."""
     folder = Path(model_dir)
     config = read_config(folder)
-    if config.experts:
-        raise ConfigError(f"{folder}: the experts of {config.family} cannot be loaded by archon yet; use fsdp:")
     tensors = load_tensors(folder, config.parameter_shapes())
     pieces = stage_layers(config.layers, world.size("p") * chunks)
     own = pieces[world.index("p") :: world.size("p")]
@@ -157,7 +156,10 @@ def _stage(
     last = decoder.lm_head is not None
     if critic:
         decoder.lm_head = None
-    given = {name: tensors[EMBEDDING if name == HEAD and config.tied else name] for name in decoder.state_dict()}
+    given = {
+        name: from_disk(parts_of(name, config), tuple(place.shape), tensors.__getitem__)
+        for name, place in decoder.state_dict().items()
+    }
     decoder.load_state_dict({name: tensor.to(dtype) for name, tensor in given.items()}, assign=True)
     if config.tied and decoder.lm_head is not None and decoder.model.embed_tokens is not None:
         decoder.lm_head.weight = decoder.model.embed_tokens.weight

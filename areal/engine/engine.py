@@ -43,6 +43,7 @@ from areal.engine.random_state import PREFIX, random_state, restore_random_state
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
 from areal.engine.stats import StepStats
+from areal.models.hf_names import to_disk
 
 OUTPUT = {"policy": "the policy's log-prob", "frozen": "the frozen net's log-prob", "critic": "the critic's value"}
 
@@ -113,9 +114,10 @@ class TrainEngine:
         return stats.result(seconds=time.monotonic() - started, lr=optimizer.lr(step))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Current weights in Hugging Face names, tied ones once; whole, one at a time, where they are cut over several processes: all of
-        these go through it together."""
-        return whole(self.policy.named_tensors(), self.world)
+        """Current weights as they lie in a model folder, tied ones once; whole, one at a time, where they are cut over several processes: all
+        of these go through it together."""
+        for name, tensor in whole(self.policy.named_tensors(), self.world):
+            yield from to_disk(self.policy.parts(name), tensor)
 
     def hold(self, step: int, *, full: bool) -> checkpoint.Held:
         """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal."""

@@ -1,8 +1,8 @@
 """What every net that is trained or asked has in common, whatever it is made of: model.py, critic.py (transformers), archon.py (our own).
 
     outputs, entropy = net(packed)               # [m] each: log-probs of the packed predictions, or a critic's values and zeros
-    for name, p in net.trained_parameters(): ... # in Hugging Face names, tied ones once
-    for name, tensor in net.named_tensors(): ...
+    for name, p in net.trained_parameters(): ... # tied ones once
+    for name, tensor in net.named_tensors(): ... # net.parts(name): which tensors of a model folder it is made of
 
 A torch module, since that is what FSDP and the others wrap: go through the net by calling it.
 """
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from areal.engine.batch import PackedBatch, QueryBlock
+from areal.models.hf_names import Parts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -53,6 +54,10 @@ class Net(nn.Module, ABC):
     @abstractmethod
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything a checkpoint holds, as it lies on this rank: parameters and persistent buffers, tied ones once, detached."""
+
+    def parts(self, name: str) -> Parts:
+        """What lies on disk of one of `named_tensors`: the tensor itself, unless the net says otherwise."""
+        return {name: ()}
 
     @abstractmethod
     def config_files(self) -> dict[str, bytes]:
