@@ -10,6 +10,7 @@ from areal.config.objective import ObjectiveConfig
 from areal.config.section import Section
 
 Dtype = Literal["float32", "bfloat16"]
+ContextKind = Literal["allgather", "ulysses"]
 LrSchedule = Literal["constant", "linear", "cosine"]
 
 
@@ -68,5 +69,9 @@ class ActorConfig(ObjectiveConfig, ModelConfig):
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     pipeline_chunks: int = Field(1, ge=1)
     """Pipeline stages on each process of archon's `p`: 1 = 1F1B; 2 or more are interleaved, with a smaller bubble, more messages and more activations kept."""
+    context_parallel: ContextKind | None = None
+    """How tokens on several ranks (c) attend. ulysses swaps heads for tokens: least traffic, evenly spread work; c must divide the query heads of a t rank. allgather brings all keys and values to every rank: any heads. null = ulysses where it fits."""
+    sequence_parallel: bool = True
+    """Under t, a token is on one rank only between the maps: activations / t. false keeps it on all of them, for comparison."""
     threads: int = Field(0, ge=0)
     """CPU threads of one rank; 0 = half of the cores in an asynchronous run, all of them in a synchronous one."""

@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from areal.algorithms.logprobs import token_logprobs
+from areal.algorithms.logprobs import Part, token_logprobs
 from areal.engine.batch import PackedBatch
-from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
+from areal.engine.net import DTYPES, Net, without_twins
+from areal.engine.parallel.context import Piece, Tokens
 from areal.engine.parallel.schedule import stage_layers
-from areal.engine.parallel.world import World
-from areal.models.decoder import Attend, Decoder
+from areal.engine.parallel.world import World, local
+from areal.models.decoder import Decoder
 from areal.models.dense_config import DenseConfig, read_config
 from areal.models.experts import Routing
 from areal.models.hf_names import EMBEDDING, HEAD, Parts, from_disk, parts_of
@@ -31,12 +32,14 @@ from areal.models.value_head import ValueHead
 
 class Stage(nn.Module):
     """Consecutive layers; the first stage begins with ids, the last ends in what is said of each packed prediction: a log-prob, or
-    with a value head a value."""
+    with a value head a value. tokens: how they lie on the ranks of c and t; part: which rows of the output head are here (None: all)."""
 
     def __init__(self, decoder: Decoder, value_head: ValueHead | None = None) -> None:
         super().__init__()
         self.decoder = decoder
         self.value_head = value_head
+        self.tokens = Tokens()
+        self.part: Part | None = None
 
     @property
     def first(self) -> bool:
@@ -48,21 +51,27 @@ class Stage(nn.Module):
 
     def forward(self, packed: PackedBatch, hidden: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Hidden states for the next stage, or of the last stage outputs [m] and entropies [m]. hidden: from the stage before; none for the first."""
-        routing = Routing(weight=packed.shared_by)
-        x = self.decoder(packed.ids if hidden is None else hidden, packed.positions, attend_to(packed), routing)
-        return self._outputs(x.index_select(0, packed.source), packed) if self.last else x
+        piece = self.tokens.piece(packed)
+        routing = Routing(weight=piece.shared_by)
+        x = self.decoder(piece.ids if hidden is None else hidden, piece.positions, piece.attend, routing)
+        return self._outputs(x.index_select(0, piece.source), packed, piece) if self.last else x
 
     def place_for(self, packed: PackedBatch) -> Tensor:
         """Room for the hidden states that come from the stage before."""
         weight = next(self.decoder.parameters())
-        return torch.empty(len(packed.ids), self.decoder.config.hidden, dtype=weight.dtype, device=packed.ids.device)
+        tokens, width = self.tokens.between(packed), self.decoder.config.hidden
+        return torch.empty(tokens, width, dtype=weight.dtype, device=packed.ids.device)
 
-    def _outputs(self, hidden: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:
+    def _outputs(self, hidden: Tensor, packed: PackedBatch, piece: Piece) -> tuple[Tensor, Tensor]:
         if self.value_head is not None:
-            values: Tensor = self.value_head(hidden)
+            values: Tensor = self.tokens.joined(self.value_head(hidden), piece)
             return values, torch.zeros_like(values)
         assert self.decoder.lm_head is not None
-        return token_logprobs(hidden, self.decoder.lm_head.weight, packed.target, packed.temperature)
+        targets, temperatures = piece.of(packed.target), piece.of(packed.temperature)
+        logprobs, entropy = token_logprobs(
+            hidden, local(self.decoder.lm_head.weight), targets, temperatures, part=self.part
+        )
+        return self.tokens.joined(logprobs, piece), self.tokens.joined(entropy, piece)
 
 
 class ArchonNet(Net):
@@ -115,16 +124,6 @@ class ArchonNet(Net):
 
     def config_files(self) -> dict[str, bytes]:
         return dict(self._files)
-
-
-def attend_to(packed: PackedBatch) -> Attend:
-    """Attention of one micro-batch's tokens with each other, as the decoder calls it."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        query, key, value = (each.transpose(0, 1)[None] for each in (q, k, v))
-        return attend_blocks(query, key, value, packed.blocks)[0].transpose(0, 1)
-
-    return attend
 
 
 def load_archon(

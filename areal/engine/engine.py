@@ -58,7 +58,7 @@ class TrainEngine:
         self.policy = policy
         self.settings = settings
         self.world = world or World.alone()
-        self._passes = apply(policy, self.world)
+        self._passes = apply(policy, self.world, settings)
         self._algorithm = CRITIC if settings.role == "critic" else ALGORITHMS[settings.algorithm]
         self._drops_zero = self._algorithm.drop_zero and not settings.kl_ctl
         self._lags: dict[int, int] = {}

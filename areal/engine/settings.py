@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from areal.config.engine import ActorConfig, Dtype, OptimizerConfig
+from areal.config.engine import ActorConfig, ContextKind, Dtype, OptimizerConfig
 from areal.config.objective import KlEstimator, LossAggregation, ProximalMethod, RejectionSamplingConfig
 from areal.config.run import TransferName
 from areal.config.section import Section
@@ -61,6 +61,8 @@ class EngineSettings(Section):
     gradient_checkpointing: bool = False
     pipeline_chunks: int = 1
     """Stages per rank of a pipeline."""
+    context_parallel: ContextKind | None = None
+    sequence_parallel: bool = True
 
     @classmethod
     def of(cls, actor: ActorConfig, **resolved: Any) -> Self:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import torch
 from torch import Tensor
 
-from areal.algorithms.logprobs import token_logprobs
+from areal.algorithms.logprobs import Part, token_logprobs
 from areal.base.errors import ShapeError
 
 
@@ -87,3 +91,61 @@ def test_logits_never_exist_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> N
 def test_shapes_that_do_not_fit_are_named() -> None:
     with pytest.raises(ShapeError, match="do not fit together"):
         token_logprobs(torch.zeros(3, 4), torch.zeros(9, 5), torch.zeros(3, dtype=torch.long), torch.ones(3))
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 2**20])
+@pytest.mark.parametrize("cuts", [[19], [8, 27], [36]])
+def test_a_head_in_parts_says_what_the_whole_head_says(cuts: list[int], keep_bytes: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    m, d, v = 11, 8, 37
+    h, w = 3 * torch.randn(m, d, generator=generator), 3 * torch.randn(v, d, generator=generator)
+    b, targets = torch.randn(v, generator=generator), torch.randint(v, (m,), generator=generator)
+    t = torch.rand(m, generator=generator) + 0.5
+    t[3] = 0.0
+    leaves = [x.requires_grad_() for x in (h, w, b)]
+    upstream = torch.randn(m, generator=generator)
+    expected, expected_entropy = token_logprobs(h, w, targets, t, bias=b, chunk=4)
+    expected_grads = torch.autograd.grad(expected, leaves, upstream)
+
+    edges = [0, *cuts, v]
+    meeting = Meeting(len(edges) - 1)
+
+    def of_part(first: int, end: int) -> tuple[Tensor, ...]:
+        own = [h.detach().clone().requires_grad_(), *(x.detach()[first:end].clone().requires_grad_() for x in (w, b))]
+        part = Part(first, meeting.maximum, meeting.sum)
+        ours, entropy = token_logprobs(
+            own[0], own[1], targets, t, bias=own[2], part=part, chunk=4, keep_bytes=keep_bytes
+        )
+        return (ours.detach(), entropy, *torch.autograd.grad(ours, own, upstream))
+
+    with ThreadPoolExecutor(len(edges) - 1) as threads:
+        parts = list(threads.map(of_part, edges[:-1], edges[1:]))
+    for ours, entropy, *_ in parts:
+        torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(entropy, expected_entropy, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(sum(part[2] for part in parts), expected_grads[0], atol=1e-5, rtol=1e-5)
+    for place, grad in enumerate(expected_grads[1:], start=3):
+        torch.testing.assert_close(torch.cat([part[place] for part in parts]), grad, atol=1e-6, rtol=1e-5)
+
+
+class Meeting:
+    """Threads that reduce their tensors as processes would."""
+
+    def __init__(self, size: int) -> None:
+        self._all = Barrier(size)
+        self._tensors: list[Tensor] = []
+
+    def maximum(self, own: Tensor) -> Tensor:
+        return self._reduced(own, lambda every: every.amax(0))
+
+    def sum(self, own: Tensor) -> Tensor:
+        return self._reduced(own, lambda every: every.sum(0))
+
+    def _reduced(self, own: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        self._tensors.append(own.detach())
+        self._all.wait()
+        result = reduce(torch.stack(self._tensors))
+        if self._all.wait() == 0:
+            self._tensors.clear()
+        self._all.wait()
+        return result

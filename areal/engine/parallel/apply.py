@@ -1,6 +1,6 @@
 """Which dimension is applied when: the one place that knows the order.
 
-    passes = apply(net, world)                   # the net is cut in place; what goes through it, goes through `passes`
+    passes = apply(net, world, settings)                   # the net is cut in place; what goes through it, goes through `passes`
 
 Order: pipeline split (a rank builds its own layers only, archon.py), experts, tensor, context, activation checkpointing, data. Data comes last because FSDP
 shards what the others left of each parameter, and wraps what they made of each layer.
@@ -10,15 +10,24 @@ from __future__ import annotations
 
 from areal.engine.archon import ArchonNet
 from areal.engine.net import Net
+from areal.engine.parallel.context import Tokens
 from areal.engine.parallel.data import shard_over_data
+from areal.engine.parallel.dims import context_kind
 from areal.engine.parallel.expert import split_experts
 from areal.engine.parallel.passes import Passes, Straight
 from areal.engine.parallel.pipeline import Pipelined
+from areal.engine.parallel.tensor import cut_tensor
 from areal.engine.parallel.world import World
+from areal.engine.settings import EngineSettings
 
 
-def apply(net: Net, world: World) -> Passes:
+def apply(net: Net, world: World, settings: EngineSettings) -> Passes:
     """Cut the net for this rank. Each step is the identity where its dimension is 1."""
     experts = split_experts(net, world)
+    if isinstance(net, ArchonNet):
+        cut_tensor(net, world, sequence_parallel=settings.sequence_parallel)
+        kind = context_kind(world.spec, net.config, settings.context_parallel)
+        for stage in net.own_stages():
+            stage.tokens = Tokens(world, kind, sequence_parallel=settings.sequence_parallel)
     shard_over_data(net, world, experts)
     return Pipelined(net, world) if isinstance(net, ArchonNet) and world.size("p") > 1 else Straight(net)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from areal.engine.batch import PackedBatch
 from areal.engine.net import Net
@@ -27,7 +28,7 @@ class Passes(Protocol):
     """See the module's docstring."""
 
     def train(self, packs: Sequence[PackedBatch], loss: Loss) -> None:
-        """Forward and backward of all of them."""
+        """Forward and backward of all of them; then gradients are complete (`complete_gradients`)."""
         ...
 
     def score(self, packs: Sequence[PackedBatch]) -> list[Tensor | None]:
@@ -45,7 +46,15 @@ class Straight:
         for packed in packs:
             outputs, entropy = self._net(packed)
             loss(packed, outputs, entropy).backward()  # type: ignore[no-untyped-call]
+        complete_gradients(self._net)
 
     @torch.no_grad()
     def score(self, packs: Sequence[PackedBatch]) -> list[Tensor | None]:
         return [self._net(packed)[0] for packed in packs]
+
+
+def complete_gradients(net: Net) -> None:
+    """Sum what the ranks of t know of the gradients of parameters that all of them have whole: once, after the last micro-batch."""
+    for _, p in net.trained_parameters():
+        if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+            p.grad = p.grad.redistribute(placements=p.placements)

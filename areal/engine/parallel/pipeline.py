@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from areal.engine.archon import ArchonNet, Stage
 from areal.engine.batch import PackedBatch, empty_batch
-from areal.engine.parallel.passes import Loss
+from areal.engine.parallel.passes import Loss, complete_gradients
 from areal.engine.parallel.schedule import Forward, schedule
 from areal.engine.parallel.world import AXES, World, local
 
@@ -88,6 +88,7 @@ class Pipelined:
                     self._back.send(arrived.grad)
         self._ahead.arrived()
         self._back.arrived()
+        complete_gradients(self._net)
         self._add_up_copies()
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
     with Pool(4) as pool:
         result = pool.run(Case(backend="archon:d2t2", model_dir=..., rows=rows))    # Result of the leader; raises what any rank raised
         result = alone(case)                                                        # the same in this process
+        pool.call("archon:t2", check, argument)                                     # [check(world, argument)] of all ranks
 
 Each case: load, one step whose gradients are kept, then more optimizer steps; what comes back is loss and stats of each step, whole
 gradients and whole weights. Processes meet through a file; commands go through pipes; gloo only. `python -m tests.engine.parallel.pool` is a rank.
@@ -10,27 +11,31 @@ gradients and whole weights. Processes meet through a file; commands go through 
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from areal.config.backend_spec import parse_backend
+from areal.engine.archon import ArchonNet
 from areal.engine.commands import Row
 from areal.engine.engine import TrainEngine
 from areal.engine.parallel.gather import whole
-from areal.engine.parallel.world import World
+from areal.engine.parallel.world import World, local
 from areal.engine.settings import EngineSettings
 
 LR = 1e-4
@@ -60,6 +65,7 @@ class Result:
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
     local_bytes: list[int]
+    replicas_equal: bool
 
 
 def run_case(case: Case, rank: int) -> Result:
@@ -88,7 +94,8 @@ def run_case(case: Case, rank: int) -> Result:
     weights = {name: tensor.clone() for name, tensor in engine.named_tensors()}
     own = sum(p.numel() * p.element_size() for _, p in _local(engine))
     every = [int(each) for each in world.gather(str(own).encode())]
-    return Result([each["loss"] for each in stats], stats, scores, gradients, weights, every)
+    losses = [each["loss"] for each in stats]
+    return Result(losses, stats, scores, gradients, weights, every, _replicas_equal(engine))
 
 
 def _keeping(gradients: dict[str, Tensor], engine: TrainEngine, step: Any, number: int) -> Any:
@@ -103,9 +110,19 @@ def _keeping(gradients: dict[str, Tensor], engine: TrainEngine, step: Any, numbe
     return step(number)
 
 
-def _local(engine: TrainEngine) -> list[tuple[str, Tensor]]:
-    from areal.engine.parallel.world import local
+def _replicas_equal(engine: TrainEngine) -> bool:
+    """Whether all pieces of one name and place have the same bits."""
+    own = []
+    for name, p in engine.policy.trained_parameters():
+        cuts = zip(p.device_mesh.mesh_dim_names, p.placements, strict=True) if isinstance(p, DTensor) else ()
+        place = [f"{axis}{p.device_mesh.get_local_rank(axis)}" for axis, how in cuts if not how.is_replicate()]
+        bits = hashlib.sha256(local(p.detach()).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        own.append(" ".join([bits, name, *place]))
+    pieces = {line for message in engine.world.gather("\n".join(own).encode()) for line in message.decode().split("\n")}
+    return len({piece.split(" ", 1)[1] for piece in pieces}) == len(pieces)
 
+
+def _local(engine: TrainEngine) -> list[tuple[str, Tensor]]:
     return [(name, local(p.detach())) for name, p in engine.policy.trained_parameters()]
 
 
@@ -119,12 +136,43 @@ def _tied_ends_apart(engine: TrainEngine) -> None:
     engine._passes._ends = None  # type: ignore[attr-defined]
 
 
-FAULTS: dict[str, Any] = {"tied_ends_apart": _tied_ends_apart}
+def _norms_of_heads_alone(engine: TrainEngine) -> None:
+    """Each rank of t keeps what it knows of the gradients of the norms of queries and keys."""
+    for stage in cast(ArchonNet, engine.policy).own_stages():
+        for block in stage.decoder.blocks():
+            for norm in (block.self_attn.q_norm, block.self_attn.k_norm):
+                assert norm is not None
+                norm.weight.register_post_accumulate_grad_hook(_claim_complete)
+
+
+def _claim_complete(p: Tensor) -> None:
+    assert isinstance(p.grad, DTensor)
+    p.grad = DTensor.from_local(p.grad.to_local(), p.grad.device_mesh, [Replicate()])
+
+
+def _keys_of_others_alone(engine: TrainEngine) -> None:
+    """No rank of c is told what the others' queries say of its keys and values."""
+    for stage in cast(ArchonNet, engine.policy).own_stages():
+        tokens = stage.tokens
+        tokens.gathered = partial(_without_others, tokens.gathered, engine.world.index("c"))  # type: ignore[method-assign]
+
+
+def _without_others(gathered: Callable[[Tensor], Tensor], index: int, x: Tensor) -> Tensor:
+    pieces = list(gathered(x.detach()).split(len(x)))
+    pieces[index] = x
+    return torch.cat(pieces)
+
+
+FAULTS: dict[str, Callable[[TrainEngine], None]] = {
+    "tied_ends_apart": _tied_ends_apart,
+    "norms_of_heads_alone": _norms_of_heads_alone,
+    "keys_of_others_alone": _keys_of_others_alone,
+}
 """name -> what to break in an engine; each must make the twins differ. Dimensions add theirs."""
 
 
 class Pool(AbstractContextManager["Pool"]):
-    """`size` processes, started once."""
+    """Up to `size` processes, each started when it is first needed."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -132,16 +180,15 @@ class Pool(AbstractContextManager["Pool"]):
         self._processes: list[Any] = []
         self._folder = tempfile.TemporaryDirectory(prefix="areal-pool-")
 
-    def __enter__(self) -> Pool:
+    def _grow(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
-        for rank in range(self.size):
+        for rank in range(len(self._pipes), size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs, self._folder.name), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        return self
 
     def __exit__(self, *exc: object) -> None:
         for pipe in self._pipes:
@@ -155,17 +202,34 @@ class Pool(AbstractContextManager["Pool"]):
 
     def run(self, case: Case) -> Result:
         """Raises RuntimeError with the traceback of a rank that failed. Cases of fewer processes than the pool use its first ones."""
-        size = parse_backend(case.backend).size
-        assert size <= self.size, f"{case.backend} needs {size} processes, the pool has {self.size}"
+        result: Result = self._everywhere(case.backend, partial(run_case, case))[0]
+        return result
+
+    def call(self, backend: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """function(world, *arguments) of each rank, in rank order; it is importable. Raises as `run` does."""
+        return self._everywhere(backend, partial(_in_world, function, backend, arguments))
+
+    def _everywhere(self, backend: str, work: Callable[[int], Any]) -> list[Any]:
+        size = parse_backend(backend).size
+        assert size <= self.size, f"{backend} needs {size} processes, the pool has {self.size}"
+        self._grow(size)
         number = _next_meeting()
         for pipe in self._pipes[:size]:
-            pipe.send((number, size, case))
+            pipe.send((number, size, work))
         answers = [pipe.recv() for pipe in self._pipes[:size]]
         for rank, answer in enumerate(answers):
-            if isinstance(answer, str):
-                raise RuntimeError(f"rank {rank} of {case.backend}: {answer}")
-        result: Result = answers[0]
-        return result
+            if isinstance(answer, _Raised):
+                raise RuntimeError(f"rank {rank} of {backend}: {answer.said}")
+        return answers
+
+
+@dataclass(frozen=True)
+class _Raised:
+    said: str
+
+
+def _in_world(function: Callable[..., Any], backend: str, arguments: Sequence[Any], rank: int) -> Any:
+    return function(World.join(parse_backend(backend), rank), *arguments)
 
 
 _meetings = iter(range(1 << 30))
@@ -180,7 +244,7 @@ def _serve(rank: int, pipe: Connection, folder: str) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            number, size, case = pipe.recv()
+            number, size, work = pipe.recv()
         except EOFError:
             return
         try:
@@ -188,10 +252,10 @@ def _serve(rank: int, pipe: Connection, folder: str) -> None:
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
             )
-            result = run_case(case, rank)
-            pipe.send(result if rank == 0 else None)
+            result = work(rank)
+            pipe.send(None if rank and isinstance(result, Result) else result)  # all have the same
         except Exception:
-            pipe.send(traceback.format_exc())
+            pipe.send(_Raised(traceback.format_exc()))
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

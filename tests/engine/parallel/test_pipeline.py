@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,12 +110,6 @@ def test_layers_are_spread_and_the_ends_have_fewer() -> None:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(2) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
 def four_layers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes a random net whose head is tied or not."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -174,12 +168,11 @@ def test_a_sequence_level_loss_and_several_mini_batches_go_through_a_pipeline(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("backend", ["archon:d2p2", "archon:p4"])
+@pytest.mark.parametrize("backend", ["archon:d2p2", "archon:p4", "archon:t2p2", "archon:p2c2"])
 def test_four_processes_with_a_pipeline_train_as_one(
-    four_layers: Callable[..., Path], group_rows: GroupRows, backend: str
+    pool: Pool, four_layers: Callable[..., Path], group_rows: GroupRows, backend: str
 ) -> None:
-    with Pool(4) as four:
-        assert_pipeline(four, backend, four_layers(tied=True), group_rows(groups=3))
+    assert_pipeline(pool, backend, four_layers(tied=True), group_rows(groups=3))
 
 
 @pytest.mark.heavy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,9 @@ from tests.engine.parallel.pool import Case, Pool, Result, alone
 LOSS = 5e-6
 GRADIENT = 1e-5
 WEIGHTS = 1e-5
+NORM = 1e-5
 
 GroupRows = Callable[..., list[Row]]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(2) as pool:
-        yield pool
 
 
 def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -33,6 +28,9 @@ def assert_twins(ours: Result, theirs: Result) -> None:
     assert ours.gradients.keys() == theirs.gradients.keys()
     assert ours.weights.keys() == theirs.weights.keys()
     assert max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True)) <= LOSS
+    norms = zip(ours.stats, theirs.stats, strict=True)
+    assert all(own["grad_norm"] == pytest.approx(one["grad_norm"], rel=NORM) for own, one in norms)
+    assert ours.replicas_equal
     gradient = {name: apart(ours.gradients[name], theirs.gradients[name]) for name in theirs.gradients}
     worst = max(gradient, key=gradient.__getitem__)
     assert gradient[worst] <= GRADIENT, (worst, gradient[worst])
@@ -41,7 +39,7 @@ def assert_twins(ours: Result, theirs: Result) -> None:
     assert weights[worst] <= WEIGHTS, (worst, weights[worst])
 
 
-@pytest.mark.parametrize("backend", ["fsdp:d2", "archon:d2"])
+@pytest.mark.parametrize("backend", ["fsdp:d2", "archon:d2", "archon:t2", "archon:c2"])
 def test_two_processes_train_as_one(pool: Pool, tiny_dir: Path, group_rows: GroupRows, backend: str) -> None:
     case = Case(backend, str(tiny_dir), group_rows(groups=3), settings={"max_tokens_per_mb": 64})
     ours, theirs = pool.run(case), alone(case)

@@ -1,0 +1,69 @@
+"""Whether a layout fits a model: each refusal names the numbers that would fit.
+
+    check_fits(parse_backend("archon:d1t2"), read_config(folder))     # ConfigError: ... t of 1 or 3 fits
+
+No torch: what starts a run asks before any process does. Used by load.py before a net is loaded. The layouts themselves: config/backend_spec.py.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from areal.base.errors import ConfigError
+from areal.config.backend_spec import BackendSpec
+from areal.config.engine import ContextKind
+from areal.models.dense_config import DenseConfig
+
+
+def check_fits(
+    spec: BackendSpec, config: DenseConfig, *, context: ContextKind | None = None, sequence_parallel: bool = True
+) -> None:
+    """context, sequence_parallel: the actor's keys. Raises ConfigError with a clause for each dimension that does not fit."""
+    reasons = [*_tensor(spec, config), *_context(spec, config, context)]
+    if spec.t > 1 and config.experts and not sequence_parallel:
+        reasons.append(
+            f"t{spec.t} with experts needs actor.sequence_parallel=true: each rank of t routes its own tokens"
+        )
+    if reasons:
+        raise ConfigError(f"{spec} does not fit this {config.family} model: " + "; ".join(reasons))
+
+
+def context_kind(spec: BackendSpec, config: DenseConfig, context: ContextKind | None) -> ContextKind:
+    """How tokens on several ranks of c attend: as asked, or what suits the heads."""
+    return context or ("ulysses" if config.heads // spec.t % spec.c == 0 else "allgather")
+
+
+def _tensor(spec: BackendSpec, config: DenseConfig) -> list[str]:
+    common = gcd(config.heads, config.kv_heads)
+    also = ""
+    if not all(map(config.is_sparse, range(config.layers))):
+        common = gcd(common, config.intermediate)
+        also = f" and {config.intermediate} columns between the maps"
+    if common % spec.t:
+        heads = f"{config.heads} query heads, {config.kv_heads} key heads"
+        return [f"t{spec.t} must divide its {heads}{also}; t of {listed(divisors(common))} fits"]
+    rows = -(-config.vocab_size // spec.t)
+    if rows * (spec.t - 1) >= config.vocab_size:
+        return [f"t{spec.t} leaves a rank without any of its {config.vocab_size} tokens; take a smaller t"]
+    return []
+
+
+def _context(spec: BackendSpec, config: DenseConfig, context: ContextKind | None) -> list[str]:
+    heads = config.heads // spec.t
+    if context != "ulysses" or heads % spec.c == 0:
+        return []
+    return [
+        f"c{spec.c} with actor.context_parallel=ulysses must divide the {heads} query heads of a t rank; c of "
+        f"{listed(divisors(heads))} fits, or actor.context_parallel=allgather"
+    ]
+
+
+def divisors(number: int) -> list[int]:
+    """In ascending order."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def listed(numbers: list[int]) -> str:
+    """As in `1, 2 or 4`."""
+    *before, last = map(str, numbers)
+    return f"{', '.join(before)} or {last}" if before else last
