@@ -128,7 +128,7 @@ def _fork(text: str, reason: str) -> Fork | None:
 
 
 def _pack(values: npt.ArrayLike, dtype: np.dtype[Any]) -> bytes:
-    return np.ascontiguousarray(values, dtype=dtype).tobytes()
+    return np.asarray(values, dtype).tobytes()
 
 
 def _unpack(data: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

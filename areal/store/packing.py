@@ -20,7 +20,7 @@ from backports import zstd
 
 from areal.base.errors import StoreError
 
-LEAST = 2048  # bytes of a column
+LEAST = 2048  # bytes of an array, characters of the texts
 LARGEST = 2**28  # bytes of a column; a request body has 2**25 unless rollout.agent.max_body_bytes says more
 WORTH = 0.9  # of its size, that a packed column may have
 ARRAYS = ("prompt_ids", "token_ids", "versions", "kept_mass")  # of 4 bytes a value
@@ -42,7 +42,8 @@ def pack(recording: dict[str, Any]) -> None:
             packed.append(name)
     recording["packed"] = " ".join(packed)
     # JSON has no line feed of its own.
-    recording["texts"] = _packed("\n".join(recording[name] for name in TEXTS).encode(), values=False)
+    texts = "\n".join(recording[name] for name in TEXTS)
+    recording["texts"] = _packed(texts.encode(), values=False) if len(texts) >= LEAST else None
     if recording["texts"] is not None:
         recording.update(dict.fromkeys(TEXTS, ""))
 

@@ -6,12 +6,12 @@
     await database.close()                                  # commits what is queued first
 
 A durable commit costs one fsync whatever it holds, so all writes of this process pass through one thread: it takes the write lock,
-then everything that queued up meanwhile (at most BATCH operations), commits once, and only then answers. If one of them raises,
-all are run again, each in a savepoint of its own. Waiting for the lock and for the previous fsync is what fills a batch; nothing sleeps
-to fill it. An operation that raises is undone alone. When the database itself fails (disk full, I/O error, locked for too long, server gone) the whole
-transaction is rolled back, every caller in it gets StoreError, and the next batch starts on a new connection, so the store works
-again as soon as the cause is gone. An operation must not touch anything but its connection: it may not run at all if its caller
-was cancelled. What databases do differently is behind Engine (engine.py).
+then everything that queued up meanwhile (at most BATCH operations, half of them where a commit is fast), commits once, and only then
+answers. If one of them raises, all are run again, each in a savepoint of its own. Waiting for the lock and for the previous fsync is
+what fills a batch; nothing sleeps to fill it. An operation that raises is undone alone. When the database itself fails (disk full, I/O
+error, locked for too long, server gone) the whole transaction is rolled back, every caller in it gets StoreError, and the next batch
+starts on a new connection, so the store works again as soon as the cause is gone. An operation must not touch anything but its
+connection: it may not run at all if its caller was cancelled. What databases do differently is behind Engine (engine.py).
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from areal.store.sql.schema import check_current, migrate
 T = TypeVar("T")
 Operation = Callable[[Connection], T]
 
-# Operations per commit: enough to hide the fsync, short enough that other processes get the lock, and that of 64 callers a half can queue
-# up while the other half is at the disk (measured: with 64 of them in one commit, everybody waits for everybody).
-BATCH = 32
+BATCH = 64  # operations per commit: enough to hide the fsync, short enough that other processes get the lock
+# A commit that is faster takes half as many: so little is gained by sharing it that one half of the callers had better be at work while
+# the other half is at the disk (64 callers in one commit all wait for each other).
+FAST_COMMIT_S = 0.001
 READERS = 2
 AGAIN_S = 0.5  # between two tries of a write that has patience
 SAY_S = 30.0  # between two log lines about them
@@ -117,6 +118,7 @@ class Database:
         self._closed = False
         self._ended = False
         self._batch: list[_Write[Any]] = []  # what the writer thread has not answered yet
+        self._limit = BATCH
         self._said_at = -SAY_S
         self._thread = threading.Thread(target=self._write_until_closed, name="store writer", daemon=True)
         self._thread.start()
@@ -210,7 +212,9 @@ class Database:
                 # A connection that idled may be gone, with all that this transaction did: once more on a new one.
                 self._abandon_connection()
                 connection = self._run(batch)
+            start = time.perf_counter()
             connection.execute("COMMIT")
+            self._limit = BATCH // 2 if time.perf_counter() - start < FAST_COMMIT_S else BATCH
         except (StoreError, self.engine.errors) as error:
             self._abandon_connection()
             refused = (
@@ -224,7 +228,7 @@ class Database:
         """Run `batch` in a new transaction, with what has queued up behind it once the lock is ours."""
         connection = self._writer_connection = self._writer_connection or self._connect()
         self.engine.begin_write(connection)
-        batch += self._drain(limit=BATCH - len(batch))
+        batch += self._drain(limit=self._limit - len(batch))
         wanted = [write for write in batch if not write.future.cancelled()]
         with _Attempt(self.engine) as attempt:  # nearly always nobody raises, and savepoints are a third of the work
             for write in wanted:
