@@ -73,5 +73,9 @@ class ActorConfig(ObjectiveConfig, ModelConfig):
     """How tokens on several ranks (c) attend. ulysses swaps heads for tokens: least traffic, evenly spread work; c must divide the query heads of a t rank. allgather brings all keys and values to every rank: any heads. null = ulysses where it fits."""
     sequence_parallel: bool = True
     """Under t, a token is on one rank only between the maps: activations / t. false keeps it on all of them, for comparison."""
+    moe_aux_loss: float = Field(0.0, ge=0)
+    """Weight of a loss that keeps the experts of a net evenly used, 1 per sparse layer at best (docs/parallel.md); 0.001 is usual. Only archon."""
+    moe_bias_rate: float = Field(0.0, ge=0)
+    """How far each expert's bias moves after an optimizer step against uneven use; only the router's choice knows it. 0.001 is usual. Only archon."""
     threads: int = Field(0, ge=0)
     """CPU threads of one rank; 0 = half of the cores in an asynchronous run, all of them in a synchronous one."""

@@ -6,14 +6,24 @@ cannot_learn(config)        # one sentence each, with the remedy; part of starta
 from __future__ import annotations
 
 from areal.config.algorithms import algorithm_name, ignored, kl_off_the_reward, resolved, traits
+from areal.config.backend_spec import parse_backend
 from areal.config.run import RunConfig
+
+_NO_BIAS = "what samples does not know the routers' bias yet and would choose other experts than what is trained; use actor.moe_aux_loss"
 
 
 def cannot_learn(config: RunConfig) -> list[str]:
     """One line per reason, none where nothing is trained (no actor.path)."""
     if not config.actor.path:
         return []
-    return [*_nothing_to_compare(config), *ignored(config), *_lengths(config), *_stale_weights(config), *_nets(config)]
+    return [
+        *_nothing_to_compare(config),
+        *ignored(config),
+        *_lengths(config),
+        *_stale_weights(config),
+        *_nets(config),
+        *_experts(config),
+    ]
 
 
 def _nothing_to_compare(config: RunConfig) -> list[str]:
@@ -110,3 +120,15 @@ def _nets(config: RunConfig) -> list[str]:
     if config.teacher is not None and not config.teacher.path:
         found.append("teacher.path is empty: name a model folder, a hub id, or a bundled model")
     return found
+
+
+def _experts(config: RunConfig) -> list[str]:
+    """What keeps experts evenly used, where nobody would do it, or only half of the system."""
+    actor = config.actor
+    if parse_backend(actor.backend).name != "archon":
+        set_to = {key: getattr(actor, key) for key in ("moe_aux_loss", "moe_bias_rate") if getattr(actor, key)}
+        return [
+            f"actor.{key}={value}: actor.backend={actor.backend} does not use it; take it out, or use archon"
+            for key, value in set_to.items()
+        ]
+    return [f"actor.moe_bias_rate={actor.moe_bias_rate}: {_NO_BIAS}"] if actor.moe_bias_rate else []

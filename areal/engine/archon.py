@@ -90,6 +90,10 @@ class ArchonNet(Net):
     def vocabulary(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def routed(self) -> tuple[int, int]:
+        return (self.config.layers, self.config.experts) if self.config.experts else (0, 0)
+
     def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         """Where all layers are here."""
         [stage] = self.stages

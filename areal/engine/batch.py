@@ -127,6 +127,11 @@ def pack(rows: Sequence[RowArrays], *, max_tokens: int, share_prefixes: bool = T
         yield forest.packed()
 
 
+def row_tokens(rows: Sequence[RowArrays]) -> int:
+    """Tokens of the rows that are trained on, as far as they are forwarded and each by itself: however they are packed."""
+    return sum(len(_inputs(row)) for row in rows if row.trained.any())
+
+
 def empty_batch() -> PackedBatch:
     """A micro-batch that predicts nothing: one token goes through the net, so that a process without rows takes part in what all do together."""
     none = torch.zeros(0)

@@ -30,7 +30,8 @@ from areal.algorithms.ppo import CRITIC
 from areal.base.errors import ConfigError, TrainingError
 from areal.base.types import FloatArray
 from areal.engine import checkpoint
-from areal.engine.batch import PackedBatch, loss_weights
+from areal.engine.balance import LOAD, Balance
+from areal.engine.batch import PackedBatch, loss_weights, row_tokens
 from areal.engine.commands import Row
 from areal.engine.load import load_net
 from areal.engine.net import Net
@@ -59,6 +60,7 @@ class TrainEngine:
         self.settings = settings
         self.world = world or World.alone()
         self._passes = apply(policy, self.world, settings)
+        self._balance = Balance(policy, self.world, aux_loss=settings.moe_aux_loss, bias_rate=settings.moe_bias_rate)
         self._algorithm = CRITIC if settings.role == "critic" else ALGORITHMS[settings.algorithm]
         self._drops_zero = self._algorithm.drop_zero and not settings.kl_ctl
         self._lags: dict[int, int] = {}
@@ -123,7 +125,7 @@ class TrainEngine:
         """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal."""
         if not full:
             return checkpoint.hold(self.policy)
-        tensors = self._optimizer.state_tensors() | random_state()
+        tensors = self._optimizer.state_tensors() | self._balance.state_tensors() | random_state()
         facts = {"step": step, "optimizer_steps": self._optimizer.steps, "dtype": self.settings.dtype}
         return checkpoint.hold(self.policy, checkpoint.Recovery(tensors, facts))
 
@@ -142,7 +144,9 @@ class TrainEngine:
                 f"{path} was trained in {saved}, and this run's dtype is {self.settings.dtype}: set it back, or begin another "
                 "run with actor.path set to that folder"
             )
-        optimizer = {name: tensor for name, tensor in recovery.tensors.items() if not name.startswith(PREFIX)}
+        others = (PREFIX, LOAD)
+        optimizer = {name: tensor for name, tensor in recovery.tensors.items() if not name.startswith(others)}
+        self._balance.load_state_tensors(recovery.tensors)
         self._optimizer.load_state_tensors(optimizer, steps=int(recovery.facts["optimizer_steps"]))
         for name, tensor in self.policy.named_tensors():
             tensor.copy_(weights[name])
@@ -236,6 +240,7 @@ class TrainEngine:
         if not rows or (self._drops_zero and not any(row.advantages[row.trained].any() for row in rows)):
             return
         stats.updated_rows += len(rows)
+        self._balance.begin(row_tokens(rows))
         try:
             self._pass(rows, stats)
         except BaseException:
@@ -246,7 +251,7 @@ class TrainEngine:
             raise TrainingError(
                 f"{self._blame(rows)}; the step was not applied. Exclude the session or lower actor.optimizer.lr"
             )
-        stats.add_update(applied.grad_norm)
+        stats.add_update(applied.grad_norm, self._balance.finish())
 
     def _pass(self, rows: Sequence[RowArrays], stats: StepStats) -> None:
         """Forward and backward of the rows. Raises TrainingError, on every rank alike, where an output is not finite."""

@@ -32,6 +32,11 @@ class Net(nn.Module, ABC):
         """Ids are below this."""
 
     @property
+    def routed(self) -> tuple[int, int]:
+        """Layers of the whole net, and experts of each that has some; (0, 0) where nothing of the kind is known."""
+        return (0, 0)
+
+    @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 

@@ -59,6 +59,8 @@ class EngineSettings(Section):
     mini_batch_size: int | None = None
     max_tokens_per_mb: int = 1024
     gradient_checkpointing: bool = False
+    moe_aux_loss: float = 0.0
+    moe_bias_rate: float = 0.0
     pipeline_chunks: int = 1
     """Stages per rank of a pipeline."""
     context_parallel: ContextKind | None = None

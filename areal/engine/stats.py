@@ -5,13 +5,15 @@
     stats.result(seconds=0.4, lr=1e-6)                    # commands.Stepped
 
 loss and the losses' own stats are weighted sums over each mini-batch, averaged over the mini-batches; names that end in `_max` are
-maxima. Used by engine.py.
+maxima, in `_min` minima. Used by engine.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
+from statistics import fmean
 
 import msgspec
 from torch import Tensor
@@ -50,6 +52,7 @@ class StepStats:
         self._row_tokens = 0
         self.updates = 0
         self._grad_norm = 0.0
+        self._balance: dict[str, list[float]] = defaultdict(list)
         self._sums: dict[str, Tensor | float] = {}
         self._maxima: dict[str, float] = defaultdict(float)
         self._gap_sum = 0.0
@@ -83,9 +86,12 @@ class StepStats:
     def _add(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums[name] + value if name in self._sums else value
 
-    def add_update(self, grad_norm: float) -> None:
+    def add_update(self, grad_norm: float, balance: Mapping[str, float]) -> None:
+        """balance: of the experts, the same on every rank (balance.py)."""
         self.updates += 1
         self._grad_norm = max(self._grad_norm, grad_norm)
+        for name, value in balance.items():
+            self._balance[name].append(value)
 
     def gather(self, world: World) -> None:
         """Add what the other ranks saw of the batch; the same on all of them afterwards. Only what `world.counts` may have been added."""
@@ -109,6 +115,9 @@ class StepStats:
     def result(self, *, seconds: float, lr: float) -> dict[str, float]:
         means = dict.fromkeys(ALWAYS, 0.0)
         means |= {name: float(total) / max(1, self.updates) for name, total in self._sums.items()}
+        for name, values in self._balance.items():
+            combine = max if name.endswith("_max") else min if name.endswith("_min") else fmean
+            means[name] = combine(values)
         return means | {
             "behave_weight_max": self._maxima["behave_weight_max"],
             "grad_norm": self._grad_norm,

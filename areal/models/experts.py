@@ -7,7 +7,7 @@
 Experts lie stacked, [experts, ...], so that one grouped matmul computes all of them on tokens sorted by expert. Who computes them is
 `mlp.compute`: this process, or with expert parallelism others (engine/parallel/expert.py). What the routers of a training pass saw is
 counted in its backward pass: once per token that is trained on, however often checkpointing computes the forward pass, and never
-where nothing is trained. Neighbours: decoder.py (the layers around it), dense.py (the same net for inference).
+where nothing is trained; engine/balance.py reads it. Neighbours: decoder.py (the layers around it), dense.py (the same net for inference).
 """
 
 from __future__ import annotations

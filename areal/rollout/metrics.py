@@ -49,6 +49,13 @@ for name, combine, description in (
     ("critic_grad_norm", "max", "global gradient norm of the critic before clipping"),
     ("critic_lr", "last", "learning rate of the critic's step"),
     ("screened_tokens", "sum", "trained tokens that the algorithm left out (m2po)"),
+    ("moe_load_max", "max", "tokens of the most used expert of any layer, as a multiple of the mean"),
+    ("moe_load_min", "min", "tokens of the least used expert of any layer, as a multiple of the mean"),
+    (
+        "moe_aux_loss",
+        "mean",
+        "how unevenly experts are used, 1 per sparse layer at best; actor.moe_aux_loss times it was trained on",
+    ),
     ("grad_norm", "max", "global gradient norm before clipping"),
     ("lr", "last", "learning rate of the step"),
     ("updates", "max", "optimizer updates of the step"),
