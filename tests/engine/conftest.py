@@ -47,6 +47,38 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Qwen3 with eight experts in each layer, two of them for each token."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(5)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        norm_topk_prob=True,
+        mlp_only_layers=[],
+    )
+    model = Qwen3MoeForCausalLM(config)
+    for name, p in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            torch.nn.init.normal_(p, std=0.3)  # far enough from ties that no rounding changes a choice
+    folder = tmp_path_factory.mktemp("moe")
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text('{"a": 1}')
+    return folder
+
+
 @pytest.fixture
 def make_settings(tiny_dir: Path) -> Callable[..., EngineSettings]:
     def make(**changes: object) -> EngineSettings:

@@ -37,6 +37,7 @@ from areal.engine.engine import TrainEngine
 from areal.engine.parallel.gather import whole
 from areal.engine.parallel.world import World, local
 from areal.engine.settings import EngineSettings
+from tests.engine.parallel.expert_faults import EXPERT_FAULTS
 
 LR = 1e-4
 TIMEOUT_S = 120
@@ -167,6 +168,7 @@ FAULTS: dict[str, Callable[[TrainEngine], None]] = {
     "tied_ends_apart": _tied_ends_apart,
     "norms_of_heads_alone": _norms_of_heads_alone,
     "keys_of_others_alone": _keys_of_others_alone,
+    **EXPERT_FAULTS,
 }
 """name -> what to break in an engine; each must make the twins differ. Dimensions add theirs."""
 
