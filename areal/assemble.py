@@ -189,7 +189,7 @@ def _history(launch: Launch, start: Start, incarnation: str) -> History:
         first_step=start.step,
         started_from=start.found.path.name if start.found else "",
         config=secretless_tree(launch.config),
-        ranks={net: job.spec for net, job in launch.ranks.items()},
+        ranks=launch.nets,
         software={name: version(name) for name in ("torch", "numpy")} | {"areal": __version__},
     )
     return History.open(launch.folder.steps, life)

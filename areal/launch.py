@@ -29,6 +29,7 @@ from areal.config.backend_spec import parse_backend
 from areal.config.engine import ActorConfig, CriticConfig, TeacherConfig
 from areal.config.run import RunConfig
 from areal.engine.client import EngineClient
+from areal.engine.place import rank_jobs
 from areal.engine.settings import EngineSettings
 from areal.gateway.attach import attach, detach, find
 from areal.gateway.server import DEFAULT_PORT
@@ -45,15 +46,24 @@ from areal.web.client import JsonClient
 _GIVE_MEMORY_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
+MEETING_SHARE = 0.9
+"""Of the time that processes have to start: by then the ranks of a net have met and loaded, or say themselves who has not."""
+
+RANK_NAMES = {"policy": "rank", "reference": "reference", "teacher": "teacher", "critic": "critic"}
+"""Of a net's processes, before their number."""
+
+
 def trains(config: RunConfig) -> bool:
     """Whether there is a model to train. Without one (scripted backend, no actor.path) sessions are only recorded."""
     return bool(config.actor.path)
 
 
-def threads_of(configured: int, config: RunConfig) -> int:
-    """0: an asynchronous run shares the cores between sampling and training, a synchronous one alternates."""
+def threads_of(configured: int, config: RunConfig, *, processes: int = 1) -> int:
+    """Of each of so many processes that compute at once. 0: an asynchronous run shares the cores between sampling and training, a
+    synchronous one alternates."""
     cores = os.cpu_count() or 1
-    return configured or (cores if config.rollout.max_head_offpolicyness == 0 else max(1, math.ceil(cores / 2)))
+    whole = cores if config.rollout.max_head_offpolicyness == 0 else math.ceil(cores / 2)
+    return configured or max(1, whole // processes)
 
 
 def model_names(config: RunConfig) -> list[str]:
@@ -101,16 +111,22 @@ class Launch:
         self.store_url = store_url
         self.run_id = run_id
         self.servers: dict[str, Backend] = {}
-        self.ranks: dict[str, Job] = {}  # by the net they hold
+        self.nets: dict[str, dict[str, Any]] = {}  # the settings of each net's ranks
 
     async def servers_and_ranks(self, stack: AsyncExitStack) -> tuple[dict[str, Backend], dict[str, EngineClient]]:
         """Inference servers by URL and ranks by the net they hold (the names of engine/nets.py), started side by side; no rank
-        where nothing is trained."""
-        jobs = self.ranks = await self._rank_jobs() if trains(self.config) else {}
-        ready = await self._start_servers(stack, list(jobs.values()))
+        where nothing is trained. A net of several ranks is reached through its leader."""
+        self.nets = await self._nets() if trains(self.config) else {}
+        within_s = MEETING_SHARE * self.config.scheduler.startup_timeout_seconds
+        jobs = {
+            net: rank_jobs(RANK_NAMES[net], settings, self.scheduler, self.folder.processes, within_s=within_s)
+            for net, settings in self.nets.items()
+        }
+        ready = await self._start_servers(stack, [job for each in jobs.values() for job in each])
+        leaders = {net: ready[sum(map(len, list(jobs.values())[:number]))] for number, net in enumerate(jobs)}
         ranks = {
             net: await stack.enter_async_context(EngineClient(facts["url"], self.token))
-            for net, facts in zip(jobs, ready, strict=True)
+            for net, facts in leaders.items()
         }
         return self.servers, ranks
 
@@ -130,33 +146,34 @@ class Launch:
             stack.push_async_callback(backend.close)
         return ready[spec.size :]
 
-    async def _rank_jobs(self) -> dict[str, Job]:
-        """The policy's rank, and those of the nets that the configuration gives it."""
+    async def _nets(self) -> dict[str, dict[str, Any]]:
+        """Settings of the policy's ranks, and of those of the nets that the configuration gives it."""
         config, actor = self.config, resolved(self.config)
-        jobs = {"policy": self._rank_job("rank-0", actor, str(self.model_dir), **self._objective())}
+        nets = {"policy": self._settings(actor, str(self.model_dir), **self._objective())}
         for net, section in (("reference", config.ref), ("teacher", config.teacher), ("critic", config.critic)):
             if section is None:
                 continue
             folder = await asyncio.to_thread(resolve, section.path or config.actor.path)
             same_vocabulary(folder, Path(str(self.model_dir)), net)
-            own: dict[str, Any] = {"role": "frozen", "dtype": section.dtype}
+            own: dict[str, Any] = {"role": "frozen", "dtype": section.dtype, "backend": section.backend}
             if isinstance(section, CriticConfig):
                 own |= {"role": "critic", "optimizer": section.optimizer, "eps_clip": section.eps_clip}
                 own |= {"loss_aggregation": "token_mean"}
-            jobs[net] = self._rank_job(f"{net}-0", actor, str(folder), **own)
-        return jobs
+            nets[net] = self._settings(actor, str(folder), **own)
+        return nets
 
-    def _rank_job(self, name: str, actor: ActorConfig, model_dir: str, **own: Any) -> Job:
+    def _settings(self, actor: ActorConfig, model_dir: str, **own: Any) -> dict[str, Any]:
+        size = parse_backend(own.get("backend", actor.backend)).size
         common: dict[str, Any] = {
             "model_dir": model_dir,
-            "threads": threads_of(actor.threads, self.config),
+            "threads": threads_of(actor.threads, self.config, processes=size),
             "total_steps": self.config.total_train_steps,
             "seed": self.config.seed,
             "deterministic": self.config.rollout.native.deterministic,
             "transfer": self.config.weights.transfer,
             "kl_ctl": 0.0,
         }
-        return Job(name, "areal.engine.worker", EngineSettings.of(actor, **(common | own)).spec())
+        return EngineSettings.of(actor, **(common | own)).spec()
 
     def _objective(self) -> dict[str, Any]:
         """What the policy's loss takes from other sections."""

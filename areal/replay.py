@@ -36,10 +36,10 @@ from areal.base.redact import redact
 from areal.base.types import Version
 from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
-from areal.cluster.scheduler import Job
 from areal.config.recorded import Recorded as RecordedConfig
 from areal.config.run import RunConfig
 from areal.engine.checkpoint_files import checkpoints, damage, read_mark
+from areal.engine.place import rank_jobs
 from areal.models.fetch import resolve
 from areal.rollout.batch import Batch, batch_of, checked_ages
 from areal.rollout.history import Life, Recorded, Trained, read_history, session_digests
@@ -160,20 +160,15 @@ async def _nets(life: Life, origin: Origin, root: Path) -> AsyncIterator[tuple[N
 
     folder = RunFolder(root, root, root / "logs")
     folder.create()
-    jobs = {
-        net: Job(
-            f"{net}-0", "areal.engine.worker", dict(spec) | ({"model_dir": str(origin.path)} if net == "policy" else {})
-        )
-        for net, spec in life.ranks.items()
-    }
     async with AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
-        processes = await scheduler.start(*jobs.values())
-        ready = await asyncio.gather(*(process.ready(READY_S) for process in processes))
-        ranks = {
-            net: await stack.enter_async_context(EngineClient(facts["url"], scheduler.run_token))
-            for net, facts in zip(jobs, ready, strict=True)
-        }
+        ranks = {}
+        for net, spec in life.ranks.items():
+            settings = dict(spec) | ({"model_dir": str(origin.path)} if net == "policy" else {})
+            jobs = rank_jobs(net, settings, scheduler, folder.processes, within_s=READY_S)
+            processes = await scheduler.start(*jobs)
+            leader, *_ = await asyncio.gather(*(process.ready(READY_S) for process in processes))
+            ranks[net] = await stack.enter_async_context(EngineClient(leader["url"], scheduler.run_token))
         nets = Nets(ranks.pop("policy"), credit_of(config), **ranks)
         if origin.restored:
             await nets.restore(str(origin.path))

@@ -27,13 +27,12 @@ from areal.base.errors import ConfigError, ProcessDied
 from areal.base.logs import warn
 from areal.base.names import safe_name
 from areal.cluster.child import RESERVED
+from areal.cluster.log_tail import last_lines
 from areal.cluster.process_tree import KILL_S, MARK, end, how_it_ended, kill, members
 from areal.cluster.run_lock import RunLock
 from areal.cluster.scheduler import Job, Process
 
 _LOOK_S = 0.05  # between two looks for a ready file
-_MOST_LOG_BYTES = 64 << 10
-_MOST_LINE = 500
 STOP_GRACE_S = 10.0
 
 
@@ -92,16 +91,7 @@ class LocalProcess:
 
     def last_lines(self, n: int = 20) -> str:
         """Of what this process wrote; an earlier one's lines in the same file are left out."""
-        try:
-            with self.log.open("rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                start = max(self._log_start, end - _MOST_LOG_BYTES)
-                file.seek(start)
-                text = file.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-        return "\n".join(line if len(line) <= _MOST_LINE else f"{line[:_MOST_LINE]}…" for line in lines[-n:])
+        return last_lines(self.log, start=self._log_start, n=n)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """SIGTERM to the whole tree, SIGKILL to what is left of it after grace_s. Returns when all have ended, but for what hangs in the

@@ -78,4 +78,7 @@ class ActorConfig(ObjectiveConfig, ModelConfig):
     moe_bias_rate: float = Field(0.0, ge=0)
     """How far each expert's bias moves after an optimizer step against uneven use; only the router's choice knows it. 0.001 is usual. Only archon."""
     threads: int = Field(0, ge=0)
-    """CPU threads of one rank; 0 = half of the cores in an asynchronous run, all of them in a synchronous one."""
+    """CPU threads of one rank; 0 = its part of half of the cores in an asynchronous run, of all of them in a synchronous one."""
+    step_timeout_seconds: float = Field(1800.0, gt=0)
+    """How long the ranks of a net may take for one training step, scoring, publication or copy of a checkpoint, before the run ends with
+    the name and the stack of the one that hangs. Several times the longest step."""

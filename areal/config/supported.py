@@ -41,6 +41,13 @@ def _engine(name: str) -> Callable[[Any], bool]:
     return lambda text: parse_backend(text).name == name
 
 
+_DIMENSIONS_TO_COME = {"t": "tensor", "c": "context"}
+
+
+def _cuts(letter: str) -> Callable[[Any], bool]:
+    return lambda text: bool(getattr(parse_backend(text), letter) > 1)
+
+
 REFUSALS: tuple[Refusal, ...] = (
     Refusal("scheduler.type", lambda t: t == "slurm", "Slurm is not part of this version; use scheduler.type=local"),
     Refusal(
@@ -51,18 +58,11 @@ REFUSALS: tuple[Refusal, ...] = (
     *(
         Refusal(
             f"{net}.backend",
-            _engine("archon"),
-            f"the archon engine is not part of this version; use {net}.backend=fsdp:d1",
+            _cuts(letter),
+            f"{dimension} parallelism is not part of this version; leave {letter} out",
         )
         for net in ("actor", "critic", "ref", "teacher")
-    ),
-    *(
-        Refusal(
-            f"{net}.backend",
-            lambda t: parse_backend(t).name == "fsdp" and parse_backend(t).size > 1,
-            f"more than one training process is not part of this version; use {net}.backend=fsdp:d1",
-        )
-        for net in ("actor", "critic", "ref", "teacher")
+        for letter, dimension in _DIMENSIONS_TO_COME.items()
     ),
     Refusal("rollout.backend", _engine("sglang"), "SGLang is not part of this version; use rollout.backend=native:d1"),
     Refusal("rollout.backend", _engine("vllm"), "vLLM is not part of this version; use rollout.backend=native:d1"),

@@ -1,9 +1,9 @@
 """What a rank writes to disk: a model folder that transformers loads, and beside it the state to go on from, bit for bit.
 
-    held = hold(net, recovery=None)                        # a copy in host memory: training may go on
-    held = hold(net, recovery=Recovery(tensors, facts))    # with optimizer moments, masters and RNG
+    held = hold(named_tensors, config_files)                   # a copy in host memory: training may go on
+    held = hold(named_tensors, config_files, state, facts)     # with optimizer moments, masters and RNG
     write(path, held, source_dir, step=120, about={})      # config.json, model.safetensors, tokenizer files, the mark last
-    weights, recovery = read(path, net)                    # checked: they are this net's, and every byte is what was written
+    weights, recovery = read(path, net, world)             # checked: they are this net's, and every byte is what was written
 
 A folder is complete or absent: it is written aside, synced, marked (checkpoint_files.py), then renamed; an older folder of that
 name goes only after that. Tied weights stand once, under their first name. Everything is safetensors and JSON: nothing in a
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from areal.base.atomic import sync_folder
 from areal.base.errors import CheckpointError, ConfigError
 from areal.engine.checkpoint_files import FORMAT, MARK, STATE, File, Mark, damage, describe, read_mark, write_mark
 from areal.engine.net import Net
+from areal.engine.parallel.world import World
 from areal.weights.tensor_file import write_tensor_file
 
 WEIGHTS = "model.safetensors"
@@ -58,13 +59,15 @@ class Held:
 
 
 @torch.no_grad()
-def hold(policy: Net, recovery: Recovery | None = None) -> Held:
-    """Copy everything that a later training step may change."""
-    if recovery is not None:
-        tensors = {name: _copied(tensor) for name, tensor in recovery.tensors.items()}
-        recovery = Recovery(tensors, dict(recovery.facts))
-    weights = {name: _copied(tensor) for name, tensor in policy.named_tensors()}
-    return Held(weights, policy.config_files(), recovery)
+def hold(
+    weights: Iterable[tuple[str, Tensor]],
+    config: Mapping[str, bytes],
+    state: Iterable[tuple[str, Tensor]] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Held:
+    """Copy everything that a later training step may change. state and facts: of the Recovery, where there is to be one."""
+    recovery = None if state is None else Recovery(_copies(state), dict(facts or {}))
+    return Held(_copies(weights), config, recovery)
 
 
 def write(
@@ -100,8 +103,11 @@ def write(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def read(path: str | os.PathLike[str], policy: Net) -> tuple[dict[str, Tensor], Recovery | None]:
-    """The folder's weights, which are known to fit the policy, and its recovery state if it has one. Changes nothing.
+def read(
+    path: str | os.PathLike[str], policy: Net, world: World | None = None
+) -> tuple[dict[str, Tensor], Recovery | None]:
+    """The folder's weights, which are known to fit the policy, and its recovery state if it has one, all whole and named as on disk. Changes nothing. Every
+    process of the policy's world reads, and raises what any other does.
 
     Raises ConfigError if the folder belongs to another model, CheckpointError if it is no checkpoint or not what was written."""
     folder = Path(path)
@@ -109,12 +115,16 @@ def read(path: str | os.PathLike[str], policy: Net) -> tuple[dict[str, Tensor], 
     if found := damage(folder, recovery=False):
         raise CheckpointError(f"{found}; resume from an earlier checkpoint")
     tensors = _read(folder / WEIGHTS)
-    own = dict(policy.named_tensors())
-    if difference := sorted(own.keys() ^ tensors.keys()):
+    own = {
+        on_disk: tuple(tensor.shape[len(place) :])
+        for name, tensor in policy.named_tensors()
+        for on_disk, place in policy.parts(name).items()
+    }
+    if difference := sorted(_names(own, world) ^ tensors.keys()):
         raise ConfigError(f"{folder} belongs to another model: {difference[0]!r} is in only one of both")
-    for name, tensor in own.items():
-        if tensor.shape != tensors[name].shape:
-            shapes = f"{tuple(tensors[name].shape)}, not {tuple(tensor.shape)}"
+    for name, shape in own.items():
+        if shape != tuple(tensors[name].shape):
+            shapes = f"{tuple(tensors[name].shape)}, not {shape}"
             raise ConfigError(f"{folder} belongs to another model: {name} has shape {shapes}")
     if not mark.resumable:
         return tensors, None
@@ -132,8 +142,14 @@ def put_in_place(aside: Path, target: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
+
+
+def _names(own: Iterable[str], world: World | None) -> set[str]:
+    """Of all tensors of the net; of a pipeline, each process has some of them."""
+    said = json.dumps(list(own)).encode()
+    return {name for message in (world or World.alone()).gather(said) for name in json.loads(message)}
 
 
 def _tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> File:

@@ -5,7 +5,7 @@
 
 Every link begins with Hello (protocol version and run token, compared in constant time). A reply carries the request's
 number; Failed carries a sentence. Token arrays travel as raw little-endian bytes (int32 / float32 / bool).
-Used by engine/client.py (controller) and engine/worker.py (rank).
+Load and Where are what a net's leader says to its other ranks. Used by client.py (controller), chorus.py (leader) and worker.py (rank).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -94,6 +94,26 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     request: int
 
 
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The first command of all, from a net's leader: meet the other ranks, load the net and cut it."""
+
+    request: int
+
+
+class Where(msgspec.Struct, frozen=True, tag=True):
+    """Where does the engine stand? Answered at once, also while a command runs, and written to the rank's log."""
+
+    request: int
+
+
+class Standing(msgspec.Struct, frozen=True, tag=True):
+    """stack: of the engine's thread, innermost call last; empty where no command runs. waits: for other ranks, in a collective."""
+
+    request: int
+    stack: str
+    waits: bool
+
+
 class Scored(msgspec.Struct, frozen=True, tag=True):
     request: int
     logprobs: list[bytes]  # f4[n] per row
@@ -125,8 +145,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Command = Hello | Score | TrainStep | Publish | Save | Restore | Stop
-Reply = Scored | Stepped | Published | Done | Failed
+Command = Hello | Score | TrainStep | Publish | Save | Restore | Stop | Load | Where
+Reply = Scored | Stepped | Published | Done | Failed | Standing
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -38,13 +39,13 @@ from areal.engine.net import Net
 from areal.engine.optimizer import Optimizer
 from areal.engine.parallel.apply import apply
 from areal.engine.parallel.data import share
-from areal.engine.parallel.gather import whole
+from areal.engine.parallel.gather import piece, whole
 from areal.engine.parallel.world import World, local
 from areal.engine.random_state import PREFIX, random_state, restore_random_state, seed_generators
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
 from areal.engine.stats import StepStats
-from areal.models.hf_names import to_disk
+from areal.models.hf_names import from_disk, to_disk
 
 OUTPUT = {"policy": "the policy's log-prob", "frozen": "the frozen net's log-prob", "critic": "the critic's value"}
 
@@ -116,40 +117,48 @@ class TrainEngine:
         return stats.result(seconds=time.monotonic() - started, lr=optimizer.lr(step))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Current weights as they lie in a model folder, tied ones once; whole, one at a time, where they are cut over several processes: all
-        of these go through it together."""
+        """Current weights as they lie in a model folder, tied ones once. Where they are cut over several processes, all of these go through it
+        together to its end, and the leader alone gets them, whole, a few at a time."""
         for name, tensor in whole(self.policy.named_tensors(), self.world):
             yield from to_disk(self.policy.parts(name), tensor)
 
     def hold(self, step: int, *, full: bool) -> checkpoint.Held:
-        """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal."""
+        """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal. Of several
+        processes all take part, and the leader's is the copy."""
+        config = self.policy.config_files()
         if not full:
-            return checkpoint.hold(self.policy)
-        tensors = self._optimizer.state_tensors() | self._balance.state_tensors() | random_state()
+            return checkpoint.hold(self.named_tensors(), config)
+        learnt = self._optimizer.state_tensors() | self._balance.state_tensors()
+        state = whole(learnt.items(), self.world)
         facts = {"step": step, "optimizer_steps": self._optimizer.steps, "dtype": self.settings.dtype}
-        return checkpoint.hold(self.policy, checkpoint.Recovery(tensors, facts))
+        return checkpoint.hold(self.named_tensors(), config, chain(state, random_state().items()), facts)
 
     def save(self, path: str, step: int, *, full: bool) -> None:
         """Write a checkpoint folder, complete or not at all."""
-        checkpoint.write(path, self.hold(step, full=full), self.settings.model_dir, step=step)
+        held = self.hold(step, full=full)
+        if self.world.leader:
+            checkpoint.write(path, held, self.settings.model_dir, step=step)
 
     @torch.no_grad()
     def restore(self, path: str) -> dict[str, Any]:
         """Take weights and state from a full checkpoint; returns its facts (`step`, `optimizer_steps`, `dtype`)."""
-        weights, recovery = checkpoint.read(path, self.policy)
+        weights, recovery = checkpoint.read(path, self.policy, self.world)
         if recovery is None:
             raise ConfigError(f"{path} has no recovery state; resume from a checkpoint that was saved with it")
-        if (saved := recovery.facts["dtype"]) != self.settings.dtype:
+        if (dtype := recovery.facts["dtype"]) != self.settings.dtype:
             raise ConfigError(
-                f"{path} was trained in {saved}, and this run's dtype is {self.settings.dtype}: set it back, or begin another "
+                f"{path} was trained in {dtype}, and this run's dtype is {self.settings.dtype}: set it back, or begin another "
                 "run with actor.path set to that folder"
             )
         others = (PREFIX, LOAD)
         optimizer = {name: tensor for name, tensor in recovery.tensors.items() if not name.startswith(others)}
         self._balance.load_state_tensors(recovery.tensors)
         self._optimizer.load_state_tensors(optimizer, steps=int(recovery.facts["optimizer_steps"]))
-        for name, tensor in self.policy.named_tensors():
-            tensor.copy_(weights[name])
+        held = dict(self.policy.trained_parameters())
+        twins = [(name, held[name].detach()) for name in self.policy.shared]  # of tied ends one has no name of its own
+        for name, tensor in chain(self.policy.named_tensors(), twins):
+            saved = from_disk(self.policy.parts(name), tuple(tensor.shape), weights.__getitem__)
+            local(tensor).copy_(piece(saved, like=tensor))
         restore_random_state(recovery.tensors)
         return dict(recovery.facts)
 

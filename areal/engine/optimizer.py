@@ -13,15 +13,17 @@ State goes out and in as named tensors (engine/checkpoint.py); no pickle.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from areal.algorithms.schedules import learning_rate
 from areal.base.errors import ConfigError
 from areal.config.engine import OptimizerConfig
+from areal.engine.parallel.gather import cut_as, piece
 from areal.engine.parallel.world import World, local, replicas
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -46,15 +48,18 @@ class Optimizer:
         *,
         total_steps: int,
         world: World | None = None,
-        shared: Container[str] = (),
+        shared: Mapping[str, str] | None = None,
     ) -> None:
-        """shared: names of parameters that stand on two stages of a pipeline."""
+        """shared: names of parameters that stand on two stages of a pipeline, and the one name that both have outside."""
         self.config = config
         self.total_steps = total_steps
         self.steps = 0
         self._world = world or World.alone()
         self._params = dict(named)
-        self._held_by = {name: replicas(p, self._world) * (1 + (name in shared)) for name, p in self._params.items()}
+        self._outside = {name: (shared or {}).get(name, name) for name in self._params}
+        self._held_by = {
+            name: replicas(p, self._world) * (1 + (name in (shared or {}))) for name, p in self._params.items()
+        }
         self._pieces = {name: local(p.detach()) for name, p in self._params.items()}
         self._masters = {name: piece.float().requires_grad_() for name, piece in self._pieces.items()}
         self._adamw = torch.optim.AdamW(
@@ -118,38 +123,49 @@ class Optimizer:
             self._masters[name].grad = None
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """`exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME` of every parameter that has been stepped, `master.NAME` where kept."""
+        """`exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME` of every parameter that has been stepped, `master.NAME` where kept; cut as the
+        parameters are (parallel/gather.py makes them whole)."""
         tensors: dict[str, Tensor] = {}
         for name, master in self._masters.items():
-            state = self._adamw.state.get(master, {})
-            tensors |= {f"{key}.{name}": state[key] for key in (*MOMENTS, "step") if key in state}
+            state, like, outside = self._adamw.state.get(master, {}), self._params[name].detach(), self._outside[name]
+            tensors |= {f"{key}.{outside}": cut_as(state[key], like) for key in MOMENTS if key in state}
+            tensors |= {f"step.{outside}": state["step"]} if "step" in state else {}
             if self._pieces[name].dtype != torch.float32:
-                tensors[f"master.{name}"] = master.detach()
+                tensors[f"master.{outside}"] = cut_as(master.detach(), like)
         return tensors
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor], *, steps: int) -> None:
-        """Take over what `state_tensors` gave. Raises ConfigError if it belongs to another net."""
-        rest = set(tensors)
+        """Take over what `state_tensors` gave, whole. Raises ConfigError if it belongs to another net."""
+        taken: set[str] = set()
         for name, master in self._masters.items():
             state: dict[str, Tensor] = {}
+            param, outside = self._params[name], self._outside[name]
             for key in (*MOMENTS, "step"):
-                if (tensor := tensors.get(f"{key}.{name}")) is not None:
-                    if key in MOMENTS and tensor.shape != master.shape:
+                if (tensor := tensors.get(f"{key}.{outside}")) is not None:
+                    if key in MOMENTS and tensor.shape != param.shape:
                         raise ConfigError(
-                            f"recovery state of {name} has shape {tuple(tensor.shape)}, the model {tuple(master.shape)}; it belongs to another model"
+                            f"recovery state of {name} has shape {tuple(tensor.shape)}, the model {tuple(param.shape)}; it belongs to another model"
                         )
-                    state[key] = tensor.clone()
-                    rest.discard(f"{key}.{name}")
+                    own = piece(tensor, like=param) if key in MOMENTS else tensor
+                    state[key] = own.to(master.device, copy=True)
+                    taken.add(f"{key}.{outside}")
             if state:
                 self._adamw.state[master] = state
             else:
                 self._adamw.state.pop(master, None)
-            if (tensor := tensors.get(f"master.{name}")) is not None:
+            if (tensor := tensors.get(f"master.{outside}")) is not None:
                 with torch.no_grad():
-                    master.copy_(tensor)
-                rest.discard(f"master.{name}")
-        if rest:
+                    master.copy_(piece(tensor, like=param))
+                taken.add(f"master.{outside}")
+        if strange := set(tensors) - self._taken_anywhere(taken):
             raise ConfigError(
-                f"recovery state holds {sorted(rest)[0]!r}, which this model does not have; it belongs to another model"
+                f"recovery state holds {sorted(strange)[0]!r}, which this model does not have; it belongs to another model"
             )
         self.steps = steps
+
+    def _taken_anywhere(self, names: set[str]) -> set[str]:
+        """Over all processes: of a pipeline, each has some of the parameters."""
+        said = msgspec.msgpack.encode(sorted(names))
+        return {
+            name for message in self._world.gather(said) for name in msgspec.msgpack.decode(message, type=list[str])
+        }

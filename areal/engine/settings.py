@@ -36,6 +36,8 @@ class EngineSettings(Section):
     seed: int = 1
     deterministic: bool = False
     """Refuse operations that do not repeat bit for bit."""
+    step_timeout_seconds: float = Field(1800.0, gt=0)
+    """How long one command may take before the ranks are asked why."""
     transfer: TransferName = "shared_memory"
     dtype: Dtype = "float32"
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -1,11 +1,13 @@
-"""The rank process: a training engine behind a TCP port on loopback. Started by the scheduler, driven by EngineClient.
+"""A rank's process: a training engine behind a TCP port on loopback. Started by the scheduler; the leader of a net is driven by EngineClient,
+the others by the leader.
 
-    python -m areal.engine.worker --spec FILE              # job keys: engine/settings.py: EngineSettings
+    python -m areal.engine.worker --spec FILE              # job keys: engine/settings.py: EngineSettings, and `place`: engine/place.py
 
-It loads the model, binds a free port, reports tcp://127.0.0.1:PORT. A link starts with Hello (run token, protocol). Commands run one at a time in one
-thread, in the order they came, so the event loop keeps answering; an error becomes a Failed reply and the rank goes on.
-A checkpoint is copied in that thread and written in another, one at a time, while further commands run; its reply comes when it is on disk.
-SIGTERM ends it at once (0), but lets a checkpoint or a publication in progress finish. Weights leave through areal.weights.
+It binds a free port, meets the other ranks of its net, loads the model, reports tcp://127.0.0.1:PORT. A link starts with Hello (run token, protocol).
+Commands run one at a time in one thread, in the order they came, so the event loop keeps answering; an error becomes a Failed reply and the rank
+goes on, unless it broke the net (chorus.py): then the process ends with the reason. A checkpoint is copied in that thread and written in another,
+one at a time, while further commands run; its reply comes when it is on disk. SIGTERM ends it at once (0), but lets a checkpoint or a publication in
+progress finish. Weights leave through areal.weights.
 """
 
 from __future__ import annotations
@@ -19,66 +21,63 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 from pydantic import ValidationError
 
-from areal.base.errors import ArealError, ConfigError
+from areal.base.errors import ArealError, ConfigError, ProcessDied
 from areal.cluster.child import ChildSpec, report_ready, run_child
-from areal.engine import checkpoint, commands
+from areal.engine import commands
+from areal.engine.chorus import Crew, Follower, Leader
 from areal.engine.commands import (
-    Command,
     Done,
     Failed,
     Hello,
+    Load,
     Publish,
-    Published,
     Reply,
     Restore,
     Save,
     Score,
-    Scored,
-    Stepped,
     Stop,
     TrainStep,
+    Where,
 )
-from areal.engine.engine import TrainEngine
 from areal.engine.frames import read_frame, write_frame
+from areal.engine.link import raise_if_failed
+from areal.engine.performer import Copied, Performer
+from areal.engine.place import Place
 from areal.engine.settings import EngineSettings
 from areal.models.torch_install import check_torch
-from areal.weights import Source, source
 
 HELLO_BYTES = 4096
 HELLO_SECONDS = 10.0
+OTHERS_FIRST_S = 2.0
+"""How long a rank that ends because another one did waits, so that the run sees the other's end first."""
 R = TypeVar("R")
-Asked = Score | TrainStep | Publish | Save | Restore | Stop
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """A checkpoint that is to be written. seconds: how long the copy held up the engine's thread."""
-
-    command: Save
-    held: checkpoint.Held
-    seconds: float
+Asked = Load | Score | TrainStep | Publish | Save | Restore | Stop
 
 
 class RankServer:
-    """Serves one engine; see the module's docstring."""
+    """Serves one rank; see the module's docstring."""
 
-    def __init__(self, engine: TrainEngine, source: Source, thread: ThreadPoolExecutor, token: str) -> None:
-        self._engine = engine
-        self._source = source
+    def __init__(self, performer: Performer, crew: Crew, thread: ThreadPoolExecutor, token: str) -> None:
+        self._performer = performer
+        self._crew = crew
         self._thread = thread
         self._token = token
         self._turn = asyncio.Lock()
-        self._running: Command | None = None
+        self._running: Asked | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: asyncio.Task[None] | None = None
+        self._links = 0
+        self.broken: ProcessDied | None = None
+        """Why no command can be run any more."""
         self.stopping = asyncio.Event()
+        self.deserted = asyncio.Event()
+        """Nobody is linked any more, who was."""
 
     @property
     def busy(self) -> bool:
@@ -87,23 +86,25 @@ class RankServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One link, until it closes."""
+        greeted = False
         try:
-            if await self._greet(reader, writer):
+            if greeted := await self._greet(reader, writer):
+                self._links += 1
                 while (frame := await read_frame(reader)) is not None:
-                    command = commands.decode_command(frame)
-                    if isinstance(command, Save):
-                        await self.written()
-                    reply = await self._answer(command)
-                    if isinstance(reply, Copied):
-                        self._writing = asyncio.create_task(self._write(reply, writer))
-                    else:
-                        await write_frame(writer, commands.encode(reply))
-                    if isinstance(command, Stop):
-                        self.stopping.set()
+                    await self._serve(commands.decode_command(frame), writer)
         except (OSError, TimeoutError, msgspec.DecodeError) as error:
             print(f"a link ended: {error}", file=sys.stderr, flush=True)
         finally:
             writer.close()
+            self._links -= greeted
+            if greeted and not self._links:
+                self.deserted.set()
+
+    async def load(self, *, within_s: float) -> None:
+        """The first command; a leader gives it to itself. Raises what kept the net from being loaded."""
+        reply = await self._answer(Load(0), within_s)
+        if isinstance(reply, Failed):
+            raise_if_failed(reply)
 
     async def finish_writing(self) -> None:
         """Wait for a checkpoint or a publication in progress; training may be cut off, it leaves nothing half done."""
@@ -135,19 +136,41 @@ class RankServer:
         await write_frame(writer, commands.encode(refusal or Done(0, {"pid": os.getpid()})))
         return refusal is None
 
-    async def _answer(self, command: Command) -> Reply | Copied:
+    async def _serve(self, command: commands.Command, writer: asyncio.StreamWriter) -> None:
         if isinstance(command, Hello):
-            return Failed(0, "ArealError", "this link has said hello already")
+            reply: Reply | Copied = Failed(0, "ArealError", "this link has said hello already")
+        elif isinstance(command, Where):
+            if isinstance(self._crew, Follower):
+                self._crew.asked = True
+            reply = self._performer.standing(command.request)
+        else:
+            if isinstance(command, Save):
+                await self.written()
+            reply = await self._answer(command, self._performer.settings.step_timeout_seconds)
+        if isinstance(reply, Copied):
+            self._writing = asyncio.create_task(self._write(reply, writer))
+        else:
+            await write_frame(writer, commands.encode(reply))
+        if isinstance(command, Stop) or self.broken:
+            self.stopping.set()
+
+    async def _answer(self, command: Asked, within_s: float) -> Reply | Copied:
         async with self._turn:
+            if self.broken:
+                return Failed(command.request, "ProcessDied", str(self.broken))
             self._running = command
             try:
-                return await self._attempt(self._thread, command, partial(self._run, command))
+                own = self._attempt(self._thread, command, partial(self._performer.run, command, within_s=within_s))
+                return await self._crew.together(command, own, within_s=within_s)
+            except ProcessDied as error:
+                self.broken = error
+                return Failed(command.request, "ProcessDied", str(error))
             finally:
                 self._running = None
 
     async def _write(self, copied: Copied, link: asyncio.StreamWriter) -> None:
         """Beside whatever is commanded next; the reply goes where the command came from."""
-        reply = await self._attempt(self._writer, copied.command, partial(self._written, copied))
+        reply = await self._attempt(self._writer, copied.command, partial(self._performer.write, copied))
         with suppress(OSError):  # whoever asked is gone; the checkpoint stands all the same
             await write_frame(link, commands.encode(reply))
 
@@ -165,61 +188,65 @@ class RankServer:
                 f"{type(command).__name__} failed: {kind}: {error}; the rank's log has more",
             )
 
-    def _written(self, copied: Copied) -> Reply:
-        command, started = copied.command, time.monotonic()
-        source_dir = self._engine.settings.model_dir
-        checkpoint.write(command.path, copied.held, source_dir, step=command.step, about=command.about)
-        seconds = {"held_seconds": copied.seconds, "write_seconds": time.monotonic() - started}
-        return Done(command.request, seconds | {"bytes": copied.held.bytes})
-
-    def _run(self, command: Command) -> Reply | Copied:
-        match command:
-            case Score(request, rows):
-                return Scored(request, [values.astype("<f4").tobytes() for values in self._engine.score(rows)])
-            case TrainStep(request, rows, step, current_version, lags):
-                stats = self._engine.train_step(rows, step=step, current_version=current_version, lags=lags)
-                return Stepped(request, stats)
-            case Publish(request, version, retire):
-                for old in retire:  # before, not after: two copies would stand beside each other at the peak of a step
-                    self._source.retire(old)
-                manifest = self._source.publish(self._engine.named_tensors(), version)
-                return Published(request, manifest)
-            case Save(step=step, full=full):
-                started = time.monotonic()
-                held = self._engine.hold(step, full=full)
-                return Copied(command, held, time.monotonic() - started)
-            case Restore(request, path):
-                return Done(request, self._engine.restore(path))
-            case Stop(request):
-                return Done(request)
-        raise ConfigError(f"a rank does not know {type(command).__name__}")
-
 
 async def main(spec: ChildSpec) -> None:
-    """Load, serve, end on Stop or SIGTERM."""
-    try:
-        settings = EngineSettings.model_validate(dict(spec.job))
-    except ValidationError as error:
-        raise ConfigError(f"the spec of {spec.name} does not fit this version of areal: {error}") from None
+    """Meet, load, serve, end on Stop or SIGTERM, or where the net is broken."""
+    settings, place = _read(spec)
     check_torch()
+    performer = Performer(settings, place, spec.run_dir)
     thread = ThreadPoolExecutor(1, thread_name_prefix="engine")  # TrainEngine.load sets torch's thread count in it
-    engine = await asyncio.get_running_loop().run_in_executor(thread, TrainEngine.load, settings)
-    weights = source(settings.transfer, spec.run_dir)
-    rank = RankServer(engine, weights, thread, spec.run_token)
+    leader = Leader(place, performer.standing) if place.rank == 0 else None
+    rank = RankServer(performer, leader or Follower(place), thread, spec.run_token)
     server = await asyncio.start_server(rank.serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
-    report_ready(spec, url=f"tcp://{host}:{port}")
+    url, begun, code = f"tcp://{host}:{port}", time.monotonic(), 0
     try:
-        await rank.stopping.wait()
+        urls = await asyncio.get_running_loop().run_in_executor(thread, performer.come, url)
+        if leader is not None:
+            await leader.connect(urls, spec.run_token)
+            await rank.load(within_s=max(1.0, place.within_s - (time.monotonic() - begun)))
+        report_ready(spec, url=url)
+        await _until_the_end(rank, place)
+    except ProcessDied as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        code = 1
+        if rank.broken is None or leader is not None:
+            await asyncio.sleep(OTHERS_FIRST_S)
+    except asyncio.CancelledError:  # SIGTERM
+        code = 0
     finally:
         server.close()
         await rank.finish_writing()
-        weights.close()
-        # A training step cannot be interrupted inside torch, and the interpreter would wait for its thread.
-        if rank.busy:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+        performer.close()
+    # A training step cannot be interrupted inside torch, and the interpreter would wait for its thread.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _read(spec: ChildSpec) -> tuple[EngineSettings, Place]:
+    job = dict(spec.job)
+    try:
+        place = Place.model_validate(job.pop("place", {}))
+        return EngineSettings.model_validate(job), place
+    except ValidationError as error:
+        raise ConfigError(f"the spec of {spec.name} does not fit this version of areal: {error}") from None
+
+
+async def _until_the_end(rank: RankServer, place: Place) -> None:
+    """Returns where the rank was asked to end; raises ProcessDied where it cannot go on."""
+    waiting = [asyncio.create_task(rank.stopping.wait())]
+    if place.rank:
+        waiting.append(asyncio.create_task(rank.deserted.wait()))
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+    if rank.broken is not None:
+        raise rank.broken
+    if not rank.stopping.is_set():
+        raise ProcessDied(f"{place.names[0]}, which leads the ranks of this net, is gone")
 
 
 if __name__ == "__main__":

@@ -23,13 +23,16 @@ import torch
 from areal.base.errors import CheckpointError, Forbidden, ProcessDied, ShapeError, TrainingError
 from areal.engine import commands
 from areal.engine.checkpoint_files import read_mark
+from areal.engine.chorus import Leader
 from areal.engine.client import EngineClient
 from areal.engine.commands import Hello, Row
 from areal.engine.engine import TrainEngine
 from areal.engine.frames import read_frame, write_frame
+from areal.engine.performer import Performer
+from areal.engine.place import Place
 from areal.engine.settings import EngineSettings
 from areal.engine.worker import RankServer
-from areal.weights import sink, source
+from areal.weights import sink
 from areal.weights.shared_memory import FOLDER, run_prefix
 
 TOKEN = "run-token-of-the-test"
@@ -226,14 +229,14 @@ async def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothin
         assert disk.wait(60)
         sync(descriptor)
 
-    engine = TrainEngine.load(make_settings())
-    engine.train_step(group_rows(), 0, 0)
-    engine.save(str(tmp_path / "then"), 1, full=True)
-    thread = ThreadPoolExecutor(1)
-    rank = RankServer(engine, source("disk", tmp_path), thread, TOKEN)
+    thread, performer = ThreadPoolExecutor(1), Performer(make_settings(transfer="disk"), Place(), tmp_path)
+    rank = RankServer(performer, Leader(Place(), performer.standing), thread, TOKEN)
+    await rank.load(within_s=120)
     server = await asyncio.start_server(rank.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, EngineClient(f"tcp://127.0.0.1:{port}", TOKEN) as client:
+        await client.train_step(group_rows(), 0, 0)
+        await client.save(str(tmp_path / "then"), 1, full=True)
         monkeypatch.setattr(os, "fsync", slow)
         written = await client.begin_save(str(tmp_path / "step-000001"), 1, full=True, about={"kept_for": ["recover"]})
         for step in range(1, 4):

@@ -1,50 +1,226 @@
-"""Whole tensors out of cut ones, one at a time: for weights on their way to the backends, and for checkpoints.
+"""Whole tensors out of cut ones, on the leader alone and a few at a time: weights on their way to the backends, checkpoints.
 
-    for name, tensor in whole(net.named_tensors(), world): ...      # every rank of the net goes through it; all get the tensor
+    for name, tensor in whole(net.named_tensors(), world): ...   # every rank of the net goes through it to its end; the leader gets tensors
+    own = piece(tensor, like=parameter)                          # the way back: this rank's part of a whole tensor
+    cut = cut_as(moment, parameter)                              # a plain local tensor, known as a part of the same cut
 
-No rank ever holds more than one whole tensor beside its own pieces.
+Who holds what is told first, as bytes; then bucket by bucket every piece that the leader lacks is sent to it, many small ones in one message. What
+several ranks hold is sent once, what a pipeline's later stages hold comes from there. The leader has at most one bucket of whole tensors, or one
+tensor where that is larger, beside its own pieces; the others have one message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
-from areal.engine.parallel.world import World
+from areal.base.errors import ShapeError
+from areal.engine.parallel.world import World, local
+
+BUCKET_BYTES = 64 << 20
+_ALIGN = 16  # bytes: so that any part of a message can be seen as numbers of any type
+
+
+class _Piece(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank holds of a tensor of this whole shape. runs: per dimension (start, length) of the indices it holds, in order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    runs: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        return tuple(sum(length for _, length in runs) for runs in self.runs)
+
+    @property
+    def complete(self) -> bool:
+        return self.local_shape == self.shape
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.local_shape) * _dtype(self).itemsize
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    """A tensor and who sends what of it: (rank, piece), each part of it once."""
+
+    parts: list[tuple[int, _Piece]]
+
+    @property
+    def first(self) -> _Piece:
+        return self.parts[0][1]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.first.shape) * _dtype(self.first).itemsize
+
+
+_pieces = msgspec.msgpack.Decoder(list[_Piece])
 
 
 def whole(named: Iterable[tuple[str, Tensor]], world: World) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) pairs, as they are where they are not distributed. Of a pipeline each rank gives what its own stages have, and all get all."""
-    own = dict(named)
-    if world.size("p") == 1:
-        yield from ((name, _full(tensor)) for name, tensor in own.items())
+    """(name, tensor) pairs on the leader; nothing on the others, which must exhaust it all the same. Raises ShapeError, on every rank alike,
+    where the pieces of a tensor do not make it up."""
+    if world.mesh is None:
+        yield from named
         return
-    facts = [_Fact(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in own.items()]
-    told = [_decoder.decode(message) for message in world.gather(msgspec.msgpack.encode(facts))]
-    each_stage = world.spec.size // world.size("p")
-    for stage in range(world.size("p")):
-        for fact in told[stage * each_stage]:
-            if stage == world.index("p"):
-                tensor = _full(own[fact.name]).contiguous()
-            else:
-                tensor = torch.empty(fact.shape, dtype=getattr(torch, fact.dtype), device=world.device)
-            dist.broadcast(tensor, group=world.group("p"), group_src=stage)
-            yield fact.name, tensor
+    own = dict(named)
+    said = msgspec.msgpack.encode([_described(name, tensor) for name, tensor in own.items()])
+    for bucket in _buckets(_wanted([_pieces.decode(message) for message in world.gather(said)])):
+        if world.leader:
+            yield from _received(bucket, own, world)
+        else:
+            _send(bucket, own, world)
 
 
-class _Fact(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    shape: list[int]
-    dtype: str
+def piece(tensor: Tensor, like: Tensor) -> Tensor:
+    """What this rank holds of a whole tensor that is cut as `like` is; a view where it can be."""
+    if not isinstance(like, DTensor):
+        return tensor
+    for dimension, runs in enumerate(_described("", like).runs):
+        parts = [tensor.narrow(dimension, start, length) for start, length in runs]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dimension)
+    return tensor
 
 
-_decoder = msgspec.msgpack.Decoder(list[_Fact])
+def cut_as(held: Tensor, like: Tensor) -> Tensor:
+    """`held`, which has the shape of this rank's part of `like`, as a tensor that is cut as that is."""
+    if not isinstance(like, DTensor):
+        return held
+    cut: Tensor = DTensor.from_local(
+        held, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return cut
 
 
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _described(name: str, tensor: Tensor) -> _Piece:
+    """Placements apply from the first mesh dimension to the last, each to what the ones before left."""
+    indices: dict[int, Tensor] = {}
+    if isinstance(tensor, DTensor):
+        coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
+        for size, place, placement in zip(tensor.device_mesh.shape, coordinate, tensor.placements, strict=True):
+            if placement.is_partial():
+                raise ShapeError(f"{name} is a sum that was never finished ({placement}); it cannot be taken whole")
+            if isinstance(placement, Shard | _StridedShard):
+                before = indices.get(placement.dim, torch.arange(tensor.shape[placement.dim]))
+                indices[placement.dim] = _part(before, size, place, getattr(placement, "split_factor", 1))
+    runs = (
+        _runs(indices[dimension]) if dimension in indices else ((0, size),)
+        for dimension, size in enumerate(tensor.shape)
+    )
+    return _Piece(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(runs))
+
+
+def _part(indices: Tensor, size: int, place: int, factor: int) -> Tensor:
+    """As torch cuts: each of `factor` parts in `size` chunks, of which the last may be short or missing."""
+    chunks = [part.chunk(size) for part in indices.chunk(factor)]
+    return torch.cat([part[place] if place < len(part) else part[0][:0] for part in chunks])
+
+
+def _runs(indices: Tensor) -> tuple[tuple[int, int], ...]:
+    if not len(indices):
+        return ((0, 0),)
+    breaks = (indices.diff() != 1).nonzero()[:, 0] + 1
+    starts, ends = [0, *breaks.tolist()], [*breaks.tolist(), len(indices)]
+    return tuple((int(indices[start]), end - start) for start, end in zip(starts, ends, strict=True))
+
+
+def _wanted(every: Sequence[Sequence[_Piece]]) -> list[_Wanted]:
+    """In the order of the leader's names, then of the others'."""
+    holders: dict[str, dict[tuple[tuple[tuple[int, int], ...], ...], tuple[int, _Piece]]] = {}
+    for rank, pieces in enumerate(every):
+        for held in pieces:
+            holders.setdefault(held.name, {}).setdefault(held.runs, (rank, held))
+    found = []
+    for name, parts in holders.items():
+        complete = [part for part in parts.values() if part[1].complete]
+        wanted = _Wanted(complete[:1] or [part for part in parts.values() if part[1].bytes])
+        if not wanted.parts or sum(part.bytes for _, part in wanted.parts) != wanted.bytes:
+            raise ShapeError(f"the ranks do not hold {name} exactly once between them; this is a bug of the layout")
+        found.append(wanted)
+    return found
+
+
+def _buckets(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
+    bucket: list[_Wanted] = []
+    for one in wanted:
+        if bucket and sum(each.bytes for each in bucket) + one.bytes > BUCKET_BYTES:
+            yield bucket
+            bucket = []
+        bucket.append(one)
+    if bucket:
+        yield bucket
+
+
+def _senders(bucket: Sequence[_Wanted]) -> list[int]:
+    """Ranks other than the leader that have something to send, in order."""
+    return sorted({rank for one in bucket for rank, _ in one.parts if rank})
+
+
+def _send(bucket: Sequence[_Wanted], own: dict[str, Tensor], world: World) -> None:
+    mine = [part for one in bucket for rank, part in one.parts if rank == world.rank]
+    if not mine:
+        return
+    message = torch.empty(sum(_aligned(part.bytes) for part in mine), dtype=torch.uint8, device=world.device)
+    start = 0
+    for part in mine:
+        message[start : start + part.bytes] = local(own[part.name]).detach().contiguous().view(-1).view(torch.uint8)
+        start += _aligned(part.bytes)
+    dist.send(message, dst=0)
+
+
+def _received(bucket: Sequence[_Wanted], own: dict[str, Tensor], world: World) -> Iterator[tuple[str, Tensor]]:
+    tensors: dict[str, Tensor] = {}
+    for one in bucket:
+        name, rank = one.first.name, one.parts[0][0]
+        if one.first.complete and rank == 0:
+            tensors[name] = local(own[name])
+            continue
+        tensors[name] = torch.empty(one.first.shape, dtype=_dtype(one.first))
+        for _, part in (each for each in one.parts if each[0] == 0):
+            _put(tensors[name], part, local(own[name]))
+    for sender in _senders(bucket):
+        parts = [part for one in bucket for rank, part in one.parts if rank == sender]
+        message = torch.empty(sum(_aligned(part.bytes) for part in parts), dtype=torch.uint8, device=world.device)
+        dist.recv(message, src=sender)
+        message, start = message.cpu(), 0
+        for part in parts:
+            numbers = message[start : start + part.bytes].view(_dtype(part)).view(part.local_shape)
+            _put(tensors[part.name], part, numbers)
+            start += _aligned(part.bytes)
+    yield from tensors.items()
+
+
+def _put(target: Tensor, part: _Piece, numbers: Tensor) -> None:
+    """Into the places that the piece has in the whole."""
+    for combination in product(*(_with_offsets(runs) for runs in part.runs)):
+        there = tuple(slice(start, start + length) for start, length, _ in combination)
+        here = tuple(slice(offset, offset + length) for _, length, offset in combination)
+        target[there] = numbers[here]
+
+
+def _with_offsets(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(start in the whole, length, start in the piece)."""
+    found, offset = [], 0
+    for start, length in runs:
+        found.append((start, length, offset))
+        offset += length
+    return found
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _dtype(held: _Piece) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, held.dtype)
+    return dtype

@@ -18,7 +18,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
@@ -45,7 +45,8 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Case:
-    """What every rank does. settings: changes to the engine's. fault: broken on purpose before the first step, by name of FAULTS."""
+    """What every rank does. settings: changes to the engine's. fault: broken on purpose before the first step, by name of FAULTS.
+    restored_from: a checkpoint to go on from; saved_to: one to write after the last step."""
 
     backend: str
     model_dir: str
@@ -53,6 +54,8 @@ class Case:
     steps: int = 3
     settings: Mapping[str, Any] = field(default_factory=dict)
     fault: str = ""
+    restored_from: str = ""
+    saved_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,14 @@ def run_case(case: Case, rank: int) -> Result:
     engine = TrainEngine.load(settings, world)
     if case.fault:
         FAULTS[case.fault](engine)
+    done = int(engine.restore(case.restored_from)["step"]) if case.restored_from else 0
     scores = [values.tolist() for values in engine.score(case.rows)]
     gradients: dict[str, Tensor] = {}
     step = engine._optimizer.step
     engine._optimizer.step = lambda number: _keeping(gradients, engine, step, number)  # type: ignore[method-assign]
-    stats = [engine.train_step(case.rows, number, number) for number in range(case.steps)]
+    stats = [engine.train_step(case.rows, number, number) for number in range(done, done + case.steps)]
+    if case.saved_to:
+        engine.save(case.saved_to, done + case.steps, full=True)
     weights = {name: tensor.clone() for name, tensor in engine.named_tensors()}
     own = sum(p.numel() * p.element_size() for _, p in _local(engine))
     every = [int(each) for each in world.gather(str(own).encode())]
@@ -101,7 +107,7 @@ def run_case(case: Case, rank: int) -> Result:
 
 def _keeping(gradients: dict[str, Tensor], engine: TrainEngine, step: Any, number: int) -> Any:
     """The optimizer's step, after the first gradient was copied out, whole and before it is clipped."""
-    if not gradients:
+    if engine._optimizer.steps == 0:
         grads = [
             (name, p.grad)
             for name, p in engine.policy.trained_parameters()
@@ -130,7 +136,7 @@ def _local(engine: TrainEngine) -> list[tuple[str, Tensor]]:
 def alone(case: Case) -> Result:
     """The same with one process, on the same engine (fsdp or archon)."""
     name = parse_backend(case.backend).name
-    return run_case(Case(f"{name}:d1", case.model_dir, case.rows, case.steps, case.settings), 0)
+    return run_case(replace(case, backend=f"{name}:d1", fault=""), 0)
 
 
 def _tied_ends_apart(engine: TrainEngine) -> None:
