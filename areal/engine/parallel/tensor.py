@@ -110,10 +110,7 @@ class VocabularyEmbedding(nn.Embedding):
 
 def _rows(weight: Tensor, mesh: DeviceMesh) -> DTensor:
     """This rank's rows, in memory of their own."""
-    cut = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
-    return DTensor.from_local(
-        cut.to_local().clone(), mesh, [Shard(0)], shape=weight.shape, stride=weight.stride(), run_check=False
-    )
+    return distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
 
 
 def _first_row(weight: DTensor, mesh: DeviceMesh) -> int:

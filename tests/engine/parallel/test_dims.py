@@ -1,0 +1,78 @@
+"""Layouts that do not fit a model are refused with the numbers that would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from areal.base.errors import ConfigError
+from areal.config.backend_spec import parse_backend
+from areal.engine.parallel.dims import check_fits, context_kind
+from areal.models.dense_config import DenseConfig, Rope
+
+SMOLLM2 = DenseConfig(
+    family="llama",
+    vocab_size=49152,
+    hidden=576,
+    layers=30,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    intermediate=1536,
+    norm_eps=1e-5,
+    qkv_bias=False,
+    o_bias=False,
+    qk_norm=False,
+    tied=True,
+    rope=Rope(),
+    max_positions=8192,
+)
+
+
+@pytest.mark.parametrize("backend", ["fsdp:d8", "archon:d1", "archon:t3", "archon:d2t3p2c3", "archon:c2"])
+def test_what_fits_is_let_through(backend: str) -> None:
+    check_fits(parse_backend(backend), SMOLLM2)
+
+
+@pytest.mark.parametrize("t", [2, 6, 9])
+def test_tensor_sizes_that_fit_the_heads_are_named(t: int) -> None:
+    refusal = (
+        rf"archon:d1t{t}p1c1e1 does not fit this llama model: t{t} .* 9 query heads, 3 key heads .*; t of 1 or 3 fits"
+    )
+    with pytest.raises(ConfigError, match=refusal):
+        check_fits(parse_backend(f"archon:t{t}"), SMOLLM2)
+
+
+def test_the_width_between_the_maps_counts_unless_all_of_them_are_sparse() -> None:
+    narrow = replace(SMOLLM2, heads=8, kv_heads=8, intermediate=6)
+    with pytest.raises(ConfigError, match="6 columns between the maps; t of 1 or 2 fits"):
+        check_fits(parse_backend("archon:t4"), narrow)
+    check_fits(parse_backend("archon:t4"), replace(narrow, experts=4))
+
+
+def test_a_vocabulary_need_not_be_divisible_but_go_round() -> None:
+    eight = replace(SMOLLM2, heads=8, kv_heads=8)
+    check_fits(parse_backend("archon:t4"), replace(eight, vocab_size=61))
+    with pytest.raises(ConfigError, match="leaves a rank without any of its 9 tokens"):
+        check_fits(parse_backend("archon:t4"), replace(eight, vocab_size=9))
+
+
+def test_ulysses_needs_heads_for_every_rank() -> None:
+    check_fits(parse_backend("archon:t3c3"), SMOLLM2, context="ulysses")
+    check_fits(parse_backend("archon:c2"), SMOLLM2, context="allgather")
+    with pytest.raises(
+        ConfigError, match=r"c2 with .*ulysses must divide the 3 query heads of a t rank; c of 1 or 3 fits"
+    ):
+        check_fits(parse_backend("archon:t3c2"), SMOLLM2, context="ulysses")
+
+
+def test_ulysses_is_taken_where_it_fits() -> None:
+    assert context_kind(parse_backend("archon:c3"), SMOLLM2, None) == "ulysses"
+    assert context_kind(parse_backend("archon:c2"), SMOLLM2, None) == "allgather"
+    assert context_kind(parse_backend("archon:c3"), SMOLLM2, "allgather") == "allgather"
+
+
+def test_experts_under_t_need_sequence_parallel() -> None:
+    with pytest.raises(ConfigError, match=r"t3 with experts needs actor.sequence_parallel=true"):
+        check_fits(parse_backend("archon:t3"), replace(SMOLLM2, experts=4), sequence_parallel=False)
