@@ -46,10 +46,12 @@ def _rank(item: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What runs and gateways leave in the user's state folder they leave in one of these tests."""
+def surroundings(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
+    """What processes of these tests find: a state folder beside the user's own, and the areal of this tree before an installed one."""
+    path = filter(None, [str(pytestconfig.rootpath), os.environ.get("PYTHONPATH")])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("PYTHONPATH", os.pathsep.join(path))
         yield
 
 
