@@ -15,10 +15,11 @@ import pytest
 
 from areal.config.backend_spec import BackendSpec, parse_backend
 from areal.config.engine import Dtype
+from areal.engine.parallel.dims import divisors
 from areal.models.dense_config import read_config
 from areal.tools.plan.__main__ import main
 from areal.tools.plan.devices import DEVICES, device_named
-from areal.tools.plan.layout import Checkpointing, Job, divisors, layouts, reasons
+from areal.tools.plan.layout import Checkpointing, Job, layouts, reasons
 from areal.tools.plan.memory import rank_memory, share_of, stages_of
 from areal.tools.plan.presets import PRESETS
 from areal.tools.plan.search import plan_for
@@ -103,7 +104,7 @@ def test_what_is_no_model_is_one_line(
         (["--gpus", "0"], "--gpus 0: give a number from 1"),
         (["--gpus", "2", "--batch-tokens", "0"], "--batch-tokens 0"),
         ([], "--gpus N or --layout SPEC is needed"),
-        (["--layout", "archon:t2"], "t2 does not divide 9 query heads, 3 key heads"),
+        (["--layout", "archon:t2"], "t2 must divide its 9 query heads, 3 key heads and 1536 columns between the maps"),
         (["--layout", "archon:t2"], "t of 1 or 3 fits"),
         (["--layout", "archon:d2e2"], "has no experts"),
         (["--layout", "archon:p31"], "p of at most 30 fits"),
@@ -128,7 +129,13 @@ def naive_layouts(shape: Shape, gpus: int) -> set[tuple[int, ...]]:
     """(d, t, p, c, e), straight from what the words mean."""
     found = set()
     for d, t, p, c in product(range(1, gpus + 1), repeat=4):
-        if d * t * p * c != gpus or shape.heads % t or shape.kv_heads % t or shape.intermediate % t or p > shape.layers:
+        if (
+            d * t * p * c != gpus
+            or shape.heads % t
+            or shape.kv_heads % t
+            or (not shape.experts and shape.intermediate % t)
+            or p > shape.layers
+        ):
             continue
         for e in range(1, d * t * c + 1):
             if (d * t * c) % e == 0 and (e == 1 or (shape.experts and shape.experts % e == 0)):
@@ -146,6 +153,10 @@ def test_every_layout_is_listed_once_and_fits(name: str, gpus: int) -> None:
     assert [reasons(spec, shape) for spec in specs if reasons(spec, shape)] == []
     assert all(parse_backend(str(spec), "train") == spec for spec in specs)
     assert [str(spec) for spec in specs if spec.name == "fsdp"] == ([] if shape.experts else [f"fsdp:d{gpus}"])
+
+
+def test_a_stage_has_at_least_a_layer() -> None:
+    assert max(spec.p for spec in layouts(read_shape("smollm2-135m"), 60, JOB, node=8)) == 30
 
 
 def test_tensor_peers_stay_in_one_node() -> None:
@@ -199,6 +210,13 @@ def test_all_ranks_together_hold_every_parameter(name: str, spec: str) -> None:
     twice = shape.table if shape.tied and parsed.p > 1 else 0
     assert held == pytest.approx(shape.parameters + twice, rel=1e-4)
     assert held >= shape.parameters + twice
+
+
+def test_the_engine_sees_the_same_model() -> None:
+    shape = shape_of(dict(PRESETS["qwen3-30b-a3b"]) | {"mlp_only_layers": [0, 1, 2]}, "x", "x")
+    config = shape.config
+    assert sum(map(config.is_sparse, range(config.layers))) == shape.expert_layers == 45
+    assert sum(map(prod, config.parameter_shapes().values())) == shape.parameters
 
 
 def test_divisors_are_all_of_them() -> None:

@@ -33,14 +33,17 @@ def test_constants_are_the_engines() -> None:
 def write_net(folder: Path, family: str, layers: int) -> Shape:
     """A random net with few tokens and, for its size, wide layers."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
+    from transformers import Qwen3MoeForCausalLM as Sparse
 
     torch.manual_seed(3)
     widths = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6, "num_key_value_heads": 2}
     widths |= {"vocab_size": 97, "num_hidden_layers": layers, "head_dim": 24}
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
     net = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**widths, tie_word_embeddings=True)),
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**widths, tie_word_embeddings=True)),
+        "qwen3_moe": lambda: Sparse(Qwen3MoeConfig(**widths, **experts, tie_word_embeddings=True)),
     }[family]()
     net.save_pretrained(folder)
     return read_shape(str(folder))
@@ -91,6 +94,7 @@ def saved_bytes(folder: Path, backend: str, dtype: str, checkpointing: bool, tok
         ("qwen3", "fsdp:d1", "bfloat16", False),
         ("qwen3", "archon:d1", "float32", False),
         ("llama", "archon:d1", "bfloat16", False),
+        ("qwen3_moe", "archon:d1", "float32", False),
     ],
 )
 def test_what_a_layer_keeps_is_what_autograd_keeps(
@@ -119,6 +123,7 @@ def restored_threads() -> Iterator[None]:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("tokens", [256, 512])
 def test_the_sum_is_the_measured_peak_of_a_step_at_135m(tokens: int) -> None:
     """The growth over the import baseline, within 15 %: docs/parallel_plan.md has the numbers."""

@@ -7,7 +7,7 @@ No torch: what starts a run asks before any process does. Used by load.py before
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, isqrt
 
 from areal.base.errors import ConfigError
 from areal.config.backend_spec import BackendSpec
@@ -60,7 +60,8 @@ def _context(spec: BackendSpec, config: DenseConfig, context: ContextKind | None
 
 def divisors(number: int) -> list[int]:
     """In ascending order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def listed(numbers: list[int]) -> str:

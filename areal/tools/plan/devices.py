@@ -20,7 +20,8 @@ GB = 10**9
 class Device:
     """memory: bytes. bf16_flops, float32_flops: per second. hbm, link (inside a node), network (between nodes): bytes per second, one way.
     node: devices of a node. runtime: bytes that a process takes before it holds a tensor (beyond the imports, on a CPU). holes: what the
-    allocator cannot use, as a part of what comes and goes (memory.py). fused_norms: torch's own RMSNorm is one kernel here."""
+    allocator cannot use, as a part of what comes and goes (memory.py). fused_norms: torch's own RMSNorm is one kernel here. one_heap: blocks of all
+    sizes lie in one heap, so that what FSDP gathers and gives up leaves holes too."""
 
     name: str
     memory: int
@@ -33,6 +34,7 @@ class Device:
     runtime: int
     holes: float
     fused_norms: bool = True
+    one_heap: bool = False
 
     def flops(self, dtype: str) -> float:
         return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
@@ -89,6 +91,7 @@ DEVICES: dict[str, Device] = {
         # blocks in use, and these are somewhat smaller; measured 0.35 to 0.38 of the bytes at 256, 512 and 1024 tokens of the 135M.
         holes=0.35,
         fused_norms=False,
+        one_heap=True,
     ),
 }
 

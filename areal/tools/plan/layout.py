@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
+from areal.base.errors import ConfigError
 from areal.config.backend_spec import BackendSpec
+from areal.engine.parallel.dims import check_fits, context_kind, divisors, listed
 from areal.tools.plan.shape import Shape
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -45,21 +47,13 @@ class Job:
 
 
 def tensor_sizes(shape: Shape) -> list[int]:
-    """Sizes of t: they divide query and key heads and the columns between the maps; of the vocabulary each rank has some."""
-    common = gcd(shape.heads, shape.kv_heads)
-    if shape.expert_layers < shape.layers:
-        common = gcd(common, shape.intermediate)
-    return [t for t in divisors(common) if -(-shape.vocabulary // t) * (t - 1) < shape.vocabulary]
+    """Sizes of t that fit (engine/parallel/dims.py)."""
+    return [t for t in divisors(shape.kv_heads) if not _cut_wrongly(BackendSpec("archon", t=t), shape)]
 
 
 def reasons(spec: BackendSpec, shape: Shape) -> list[str]:
     """What does not fit, each with the numbers that would."""
-    wrong = []
-    if spec.t not in (sizes := tensor_sizes(shape)):
-        wrong.append(
-            f"t{spec.t} does not divide {shape.heads} query heads, {shape.kv_heads} key heads and {shape.intermediate} columns "
-            f"between the maps; t of {_listed(sizes)} fits"
-        )
+    wrong = _cut_wrongly(spec, shape)
     if spec.p > shape.layers:
         wrong.append(f"p{spec.p} has more stages than there are layers; p of at most {shape.layers} fits")
     if spec.e * spec.et > 1 and not shape.experts:
@@ -67,12 +61,12 @@ def reasons(spec: BackendSpec, shape: Shape) -> list[str]:
     if spec.e not in (sizes := expert_sizes(shape, spec.stage_size)):
         wrong.append(
             f"e{spec.e} does not divide {shape.experts} experts over the {spec.stage_size} ranks of d, c and t; "
-            f"e of {_listed(sizes)} fits"
+            f"e of {listed(sizes)} fits"
         )
     if shape.experts and shape.expert_intermediate % spec.et:
         wrong.append(
             f"ffn's t{spec.et} does not divide an expert's {shape.expert_intermediate} columns; "
-            f"{_listed(divisors(shape.expert_intermediate))} fits"
+            f"{listed(divisors(shape.expert_intermediate))} fits"
         )
     if shape.experts and spec.name == "fsdp":
         wrong.append(f"fsdp cannot train experts, which transformers fuses while loading; archon:d{spec.d} fits")
@@ -104,15 +98,13 @@ def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[Backend
 
 
 def exchanges_heads(shape: Shape, spec: BackendSpec) -> bool:
-    """Whether ranks of c exchange heads for tokens (Ulysses), else each gathers all keys and values: as the heads allow."""
-    return shape.heads // spec.t % spec.c == 0
+    """Whether ranks of c exchange heads for tokens (Ulysses), else each gathers all keys and values: what the engine takes by itself."""
+    return context_kind(spec, shape.config, None) == "ulysses"
 
 
-def divisors(number: int) -> list[int]:
-    """In ascending order."""
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return small + [number // n for n in reversed(small) if n * n != number]
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:-1])) + (" or " if len(numbers) > 1 else "") + str(numbers[-1])
+def _cut_wrongly(spec: BackendSpec, shape: Shape) -> list[str]:
+    try:
+        check_fits(spec, shape.config)
+    except ConfigError as error:
+        return [str(error)]
+    return []

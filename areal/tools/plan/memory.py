@@ -195,7 +195,10 @@ def _stage(
     optimizer = share.own * (8 if b == 4 else 12)
     gathered = _gathered(share, spec, job)
     gradients = share.own * b
-    holes = int(device.holes * (activations + gradients))
+    passing = (
+        3 * share.whole * b if device.one_heap and share.own < share.whole else 0
+    )  # gathered twice, gradients once
+    holes = int(device.holes * (activations + gradients + passing))
     backward = Memory(share.own * b, gradients, optimizer, gathered, activations, logits, device.runtime, holes)
     if b == 4:
         return backward

@@ -17,7 +17,7 @@ from typing import Any
 
 from areal.base.errors import ConfigError
 from areal.models.bundled import BUNDLED
-from areal.models.dense_config import FAMILIES
+from areal.models.dense_config import FAMILIES, DenseConfig, Rope
 from areal.models.fetch import resolve
 from areal.tools.plan.presets import PRESETS
 
@@ -44,6 +44,31 @@ class Shape:
     experts_per_token: int = 0
     expert_intermediate: int = 0
     expert_layers: int = 0
+
+    @property
+    def config(self) -> DenseConfig:
+        """As the engine knows a model, but for how positions turn. Where some layers have experts and some have none, the first ones have none."""
+        return DenseConfig(
+            family=self.family,
+            vocab_size=self.vocabulary,
+            hidden=self.hidden,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            intermediate=self.intermediate,
+            norm_eps=1e-6,
+            qkv_bias=self.qkv_bias,
+            o_bias=self.o_bias,
+            qk_norm=self.qk_norm,
+            tied=self.tied,
+            rope=Rope(),
+            max_positions=0,
+            experts=self.experts,
+            experts_per_token=self.experts_per_token,
+            moe_intermediate=self.expert_intermediate,
+            dense_layers=tuple(range(self.layers - self.expert_layers)),
+        )
 
     @property
     def query_width(self) -> int:
