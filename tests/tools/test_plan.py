@@ -281,6 +281,19 @@ def test_tables_show_memory_traffic_and_the_line_to_copy(capsys: pytest.CaptureF
     assert "to copy: actor.backend=archon:d4t2p1c1e8 actor.dtype=bfloat16" in said
 
 
+def test_the_moment_of_the_peak_is_said() -> None:
+    """Activations where there are many; float32 gradients beside bfloat16 weights where there are few; a layer computed again between."""
+    shape, device, spec = read_shape("llama-3.1-8b"), device_named("h100", 8), BackendSpec("fsdp", d=8)
+    few, many = Job(256, 256, 1 << 16, "bfloat16"), Job(8192, 8192, 1 << 20, "bfloat16")
+    alone = BackendSpec("fsdp")
+    assert rank_memory(shape, spec, many, device, "none").moment == "after a forward pass"
+    assert rank_memory(shape, spec, many, device, "full").moment == "while a layer is computed again"
+    update = rank_memory(shape, alone, few, device, "full")
+    assert update.moment == "at the optimizer's update"
+    assert update.gradients == 4 * shape.parameters
+    assert update.activations == update.logits == 0
+
+
 def test_traffic_of_one_device_is_nothing_and_of_two_is_as_counted() -> None:
     shape, job = read_shape("llama-3.1-8b"), Job(4096, 4096, 16384, "bfloat16")
     device = device_named("h100", 2)

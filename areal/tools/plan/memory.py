@@ -31,7 +31,7 @@ KEPT_BYTES = 96 * 2**20
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes at the peak. gathered: parameters of other ranks that are here for a while, and their gradients. logits: of the head, its gradient
-    included. runtime, and allocator (its holes): devices.py."""
+    included. runtime, and allocator (its holes): devices.py. moment: when in a step that is."""
 
     weights: int
     gradients: int
@@ -41,6 +41,7 @@ class Memory:
     logits: int
     runtime: int
     allocator: int
+    moment: str
 
     @property
     def total(self) -> int:
@@ -48,7 +49,7 @@ class Memory:
 
     def rows(self) -> dict[str, int]:
         """By name, in order."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "moment"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +191,34 @@ def _stage(
         again += _layer_backward(shape, spec, job)
     head_gradient = _up(shape.table, spec.t) * job.width if last else 0
     at_head, in_layer = logits + head_gradient, again + (head_gradient if shape.tied else 0)
-    activations, logits = (activations, at_head) if at_head >= in_layer else (activations + again, in_layer - again)
+    moment = "after a forward pass"
+    if at_head >= in_layer:
+        logits = at_head
+    else:
+        activations, logits, moment = activations + again, in_layer - again, "while a layer is computed again"
     b = job.width
     optimizer = share.own * (8 if b == 4 else 12)
     gathered = _gathered(share, spec, job)
     gradients = share.own * b
-    passing = (
-        3 * share.whole * b if device.one_heap and share.own < share.whole else 0
-    )  # gathered twice, gradients once
+    # Under FSDP parameters are gathered twice and whole gradients made once, layer by layer.
+    passing = 3 * share.whole * b if device.one_heap and share.own < share.whole else 0
     holes = int(device.holes * (activations + gradients + passing))
-    backward = Memory(share.own * b, gradients, optimizer, gathered, activations, logits, device.runtime, holes)
+    backward = Memory(share.own * b, gradients, optimizer, gathered, activations, logits, device.runtime, holes, moment)
     if b == 4:
         return backward
     # The optimizer's moment: float32 copies of the gradients, and no activations.
     step = share.own * 4
-    update = Memory(share.own * b, step, optimizer, 0, 0, 0, device.runtime, int(device.holes * step))
+    update = Memory(
+        weights=share.own * b,
+        gradients=step,
+        optimizer=optimizer,
+        gathered=0,
+        activations=0,
+        logits=0,
+        runtime=device.runtime,
+        allocator=int(device.holes * step),
+        moment="at the optimizer's update",
+    )
     return max(backward, update, key=lambda memory: memory.total)
 
 

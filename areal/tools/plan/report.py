@@ -43,7 +43,7 @@ def print_plan(plan: Plan, top: int, console: Console) -> None:
     sent = f"sent by a rank in a step of {best.cost.micro_batches} micro-batches:"
     for title, table in (
         (fastest, _ranking(plan, top)),
-        (f"memory of a rank under {best.spec}:", _memory(plan, best)),
+        (f"memory of a rank under {best.spec}, {best.memory.moment}:", _memory(plan, best)),
         (sent, _sent(best)),
     ):
         console.print(f"\n{title}", highlight=False, soft_wrap=True)
@@ -82,11 +82,13 @@ def overrides(plan: Plan, candidate: Candidate) -> list[str]:
 
 def _candidate(plan: Plan, candidate: Candidate) -> dict[str, Any]:
     memory = candidate.memory.rows() | {"total": candidate.memory.total}
+    moment = candidate.memory.moment
     return {
         "spec": str(candidate.spec),
         "fits": candidate.fits,
         "checkpointing": candidate.checkpointing,
         "memory": memory,
+        "peak": moment,
         "step": msgspec.to_builtins(candidate.cost),
         "overrides": overrides(plan, candidate),
     }
