@@ -10,7 +10,7 @@ expert parallelism have their places. Neighbours: model.py (any other model, dat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,13 +20,14 @@ from areal.algorithms.logprobs import Part, token_logprobs
 from areal.engine.batch import PackedBatch
 from areal.engine.net import DTYPES, Net, without_twins
 from areal.engine.parallel.context import Piece, Tokens
+from areal.engine.parallel.pieces import fill, materialise
 from areal.engine.parallel.schedule import stage_layers
 from areal.engine.parallel.world import World, local
 from areal.models.decoder import Decoder
 from areal.models.dense_config import DenseConfig, read_config
 from areal.models.experts import Routing
-from areal.models.hf_names import EMBEDDING, HEAD, Parts, from_disk, parts_of
-from areal.models.hf_weights import load_tensors
+from areal.models.hf_names import EMBEDDING, HEAD, Parts, parts_of
+from areal.models.hf_weights import WeightFiles
 from areal.models.value_head import ValueHead
 
 
@@ -77,11 +78,13 @@ class Stage(nn.Module):
 class ArchonNet(Net):
     """The stages that this process has: one with all layers, or of a pipeline those whose turn is here."""
 
-    def __init__(self, config: DenseConfig, stages: Sequence[Stage], files: dict[str, bytes]) -> None:
+    def __init__(self, config: DenseConfig, stages: Sequence[Stage], files: WeightFiles) -> None:
+        """stages: without weights; they lie in the files."""
         super().__init__()
         self.config = config
         self.stages = nn.ModuleList(stages)
         self._files = files
+        self._config_json = (files.folder / "config.json").read_bytes()
         held = {name for stage in stages for name, _ in stage.decoder.named_parameters()}
         apart = config.tied and not {EMBEDDING, HEAD} <= held and not (stages[0].first and stages[-1].last)
         self.shared = {name: EMBEDDING for name in (EMBEDDING, HEAD) if apart and name in held}
@@ -99,6 +102,12 @@ class ArchonNet(Net):
         [stage] = self.stages
         outputs: tuple[Tensor, Tensor] = stage(packed.to(self.device))
         return outputs
+
+    def fill(self, device: torch.device) -> None:
+        materialise(self, device)
+        for stage in self.own_stages():
+            for name, tensor in without_twins(stage.decoder):
+                fill(tensor, self.parts(name), self._files)
 
     def own_stages(self) -> list[Stage]:
         """In order."""
@@ -127,46 +136,35 @@ class ArchonNet(Net):
         return parts_of(name, self.config)
 
     def config_files(self) -> dict[str, bytes]:
-        return dict(self._files)
+        return {"config.json": self._config_json}
 
 
 def load_archon(
     model_dir: str | os.PathLike[str], world: World, *, dtype: str, critic: bool = False, chunks: int = 1
 ) -> ArchonNet:
-    """The model of this folder, ready to be cut. critic: with a value head in the place of the vocabulary. chunks: pipeline stages per rank.
+    """The model of this folder. Of several processes it is to be cut, and then filled. critic: with a value head in the place of the
+    vocabulary. chunks: pipeline stages per rank.
 
     Raises ConfigError where the folder holds no family that models/dense_config.py knows, or the layout does not fit it."""
     folder = Path(model_dir)
     config = read_config(folder)
-    tensors = load_tensors(folder, config.parameter_shapes())
+    files = WeightFiles(folder)
+    files.check(config.parameter_shapes())
+    if config.tied:
+        files.refuse_untied((EMBEDDING, HEAD))
     pieces = stage_layers(config.layers, world.size("p") * chunks)
     own = pieces[world.index("p") :: world.size("p")]
-    stages = [_stage(config, layers, tensors, world, DTYPES[dtype], critic=critic) for layers in own]
-    return ArchonNet(config, stages, {"config.json": (folder / "config.json").read_bytes()})
+    stages = [_stage(config, layers, DTYPES[dtype], critic=critic) for layers in own]
+    net = ArchonNet(config, stages, files)
+    if world.mesh is None:
+        net.fill(world.device)
+    return net
 
 
-def _stage(
-    config: DenseConfig,
-    layers: range,
-    tensors: Mapping[str, Tensor],
-    world: World,
-    dtype: torch.dtype,
-    *,
-    critic: bool,
-) -> Stage:
+def _stage(config: DenseConfig, layers: range, dtype: torch.dtype, *, critic: bool) -> Stage:
     with torch.device("meta"):
-        decoder = Decoder(config, layers)
+        decoder = Decoder(config, layers).to(dtype)
     last = decoder.lm_head is not None
     if critic:
         decoder.lm_head = None
-    given = {
-        name: from_disk(parts_of(name, config), tuple(place.shape), tensors.__getitem__)
-        for name, place in decoder.state_dict().items()
-    }
-    decoder.load_state_dict({name: tensor.to(dtype) for name, tensor in given.items()}, assign=True)
-    if config.tied and decoder.lm_head is not None and decoder.model.embed_tokens is not None:
-        decoder.lm_head.weight = decoder.model.embed_tokens.weight
-    decoder.to(world.device)
-    for p in decoder.parameters():
-        p.requires_grad_()
-    return Stage(decoder, ValueHead(config.hidden).to(world.device) if critic and last else None)
+    return Stage(decoder, ValueHead(config.hidden) if critic and last else None)

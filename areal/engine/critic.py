@@ -10,38 +10,63 @@ nothing. Everything else is the policy's: packing, attention, checks at load (mo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from areal.engine.batch import PackedBatch
-from areal.engine.model import config_files, hidden_states, load_policy
-from areal.engine.net import Net
+from areal.engine.model import config_files, hidden_states, opened
+from areal.engine.net import Net, without_twins
+from areal.engine.parallel.pieces import fill, materialise
+from areal.engine.parallel.world import CPU, World, local
+from areal.engine.pretrained import check_packed_path
+from areal.models.hf_names import Parts
+from areal.models.hf_weights import WeightFiles
 from areal.models.value_head import ValueHead
 
 
 class ValueNet(Net):
     """A body and a value head, with the body's parameters in Hugging Face names and the head's below `value_head.`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, parts: Mapping[str, Parts], files: WeightFiles) -> None:
+        """model: without weights; they lie in the files, `parts` says where."""
         super().__init__()
         self.body = model.base_model
+        at = f"{model.base_model_prefix}."
+        self._sources = {name.removeprefix(at): found for name, found in parts.items() if name.startswith(at)}
+        self._files = files
         self._config = model.config
         weight = self.body.get_input_embeddings().weight
-        self.value_head = ValueHead(int(weight.shape[1])).to(weight.device)
+        self.value_head = ValueHead(int(weight.shape[1]))
         self._vocabulary = int(weight.shape[0])
 
     @property
     def vocabulary(self) -> int:
         return self._vocabulary
 
-    def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Values [m], float32, and zeros [m]."""
+    def forward(self, packed: PackedBatch | Tensor) -> tuple[Tensor, Tensor]:
+        """Values [m], float32, and zeros [m]. Given the ids [n] of one sequence: values [n - 1] by the model's own way."""
+        if isinstance(packed, Tensor):
+            hidden = self.body(input_ids=packed[None], use_cache=False).last_hidden_state[0, :-1]
+            values = self.value_head(hidden)
+            return values, torch.zeros_like(values)
         packed = packed.to(self.device)
         values = self.value_head(hidden_states(self.body, packed))
         return values, torch.zeros_like(values)
+
+    def fill(self, device: torch.device) -> None:
+        """Raises ConfigError where the packed path says something else than the model itself."""
+        materialise(self, device)
+        for name, tensor in without_twins(self.body):
+            fill(tensor, self._sources[name], self._files)
+        weight = local(self.value_head.weight.detach())
+        weight.fill_(self.value_head.weight.shape[0] ** -0.5)  # a head that says something of every number
+        exact = self.body.dtype == torch.float32
+        check_packed_path(self, self.body, self._files.folder, tolerance=1e-3 if exact else 0.5)
+        weight.zero_()
+        self.body.train()
 
     def layers(self) -> list[nn.Module]:
         return list(self.body.layers)
@@ -58,6 +83,11 @@ class ValueNet(Net):
         return config_files(self._config)
 
 
-def load_critic(model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False) -> ValueNet:
-    """A critic that starts from this folder's language model. Raises ConfigError as load_policy does."""
-    return ValueNet(load_policy(model_dir, dtype=dtype, gradient_checkpointing=gradient_checkpointing).model)
+def load_critic(
+    model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False, world: World | None = None
+) -> ValueNet:
+    """A critic that starts from this folder's language model. Otherwise as load_policy."""
+    critic = ValueNet(*opened(model_dir, dtype=dtype, gradient_checkpointing=gradient_checkpointing))
+    if world is None or world.mesh is None:
+        critic.fill(CPU if world is None else world.device)
+    return critic

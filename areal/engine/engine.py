@@ -54,13 +54,15 @@ class TrainEngine:
     """One net, its optimizer and its algorithm. Not thread-safe: one command at a time."""
 
     def __init__(self, policy: Net, settings: EngineSettings, world: World | None = None) -> None:
-        """policy: whole; it is cut for this process of the `world` here."""
+        """policy: cut for this process of the `world` here, and then filled unless it has its weights."""
         if settings.algorithm not in ALGORITHMS:
             raise ConfigError(f"no algorithm {settings.algorithm!r}; known: {', '.join(sorted(ALGORITHMS))}")
         self.policy = policy
         self.settings = settings
         self.world = world or World.alone()
         self._passes = apply(policy, self.world, settings)
+        if any(parameter.is_meta for parameter in policy.parameters()):
+            policy.fill(self.world.device)
         self._balance = Balance(policy, self.world, aux_loss=settings.moe_aux_loss, bias_rate=settings.moe_bias_rate)
         self._algorithm = CRITIC if settings.role == "critic" else ALGORITHMS[settings.algorithm]
         self._drops_zero = self._algorithm.drop_zero and not settings.kl_ctl

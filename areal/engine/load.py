@@ -21,7 +21,9 @@ from areal.models.dense_config import read_config
 
 
 def load_net(settings: EngineSettings, world: World) -> Net:
-    """Raises ConfigError naming the folder where its model cannot be trained, or the sizes that would fit it where the layout does not."""
+    """To be cut, and filled then, where the world has several processes.
+
+    Raises ConfigError naming the folder where its model cannot be trained, or the sizes that would fit it where the layout does not."""
     critic = settings.role == "critic"
     if parse_backend(settings.backend).name == "archon":
         check_fits(
@@ -33,4 +35,5 @@ def load_net(settings: EngineSettings, world: World) -> Net:
         chunks = settings.pipeline_chunks if world.size("p") > 1 else 1
         return load_archon(settings.model_dir, world, dtype=settings.dtype, critic=critic, chunks=chunks)
     load = load_critic if critic else load_policy
-    return load(settings.model_dir, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing)
+    checkpointing = settings.gradient_checkpointing
+    return load(settings.model_dir, dtype=settings.dtype, gradient_checkpointing=checkpointing, world=world)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,27 +25,46 @@ from areal.algorithms.logprobs import token_logprobs
 from areal.base.errors import ConfigError
 from areal.engine.batch import PackedBatch, QueryBlock
 from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
-from areal.models.hf_weights import refuse_untied
-
-ATTENTION = "areal_forest"
+from areal.engine.parallel.pieces import fill, materialise
+from areal.engine.parallel.world import CPU, World
+from areal.engine.pretrained import ATTENTION, build, check_packed_path, parts_in_folder, weight_files_of
+from areal.models.hf_names import Parts
+from areal.models.hf_weights import WeightFiles
 
 
 class PolicyNet(Net):
-    """A causal LM with its parameters in Hugging Face names."""
+    """A causal LM with its parameters in transformers' names."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, parts: Mapping[str, Parts], files: WeightFiles) -> None:
+        """model: without weights; they lie in the files, `parts` says where."""
         super().__init__()
         self.model = model
+        self._parts = parts
+        self._files = files
 
     @property
     def vocabulary(self) -> int:
         return int(self._head.weight.shape[0])
 
-    def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs [m] and entropies [m] of the packed predictions, float32."""
+    def forward(self, packed: PackedBatch | Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs [m] and entropies [m] of the packed predictions, float32. Given the ids [n] of one sequence: the model's own log-probs
+        [n - 1], and zeros."""
+        if isinstance(packed, Tensor):
+            logits = self.model(input_ids=packed[None], use_cache=False).logits[0, :-1].float()
+            logprobs = logits.log_softmax(-1).gather(1, packed[1:, None])[:, 0]
+            return logprobs, torch.zeros_like(logprobs)
         packed = packed.to(self.device)
         sources, head = hidden_states(self.model.base_model, packed), self._head
         return token_logprobs(sources, head.weight, packed.target, packed.temperature, bias=getattr(head, "bias", None))
+
+    def fill(self, device: torch.device) -> None:
+        """Raises ConfigError where the packed path says something else than the model itself."""
+        materialise(self, device)
+        for name, tensor in without_twins(self.model):
+            fill(tensor, self._parts[name], self._files)
+        exact = self._head.weight.dtype == torch.float32
+        check_packed_path(self, self.model, self._files.folder, tolerance=1e-3 if exact else 0.5)
+        self.model.train()
 
     @property
     def _head(self) -> Any:
@@ -59,6 +78,9 @@ class PolicyNet(Net):
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from without_twins(self.model)
+
+    def parts(self, name: str) -> Parts:
+        return self._parts[name]
 
     def config_files(self) -> dict[str, bytes]:
         return config_files(self.model.config)
@@ -79,11 +101,29 @@ def config_files(config: Any) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in Path(scratch).iterdir()}
 
 
-def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False) -> PolicyNet:
-    """The model of this folder, ready to train. Raises ConfigError naming the folder when it cannot be."""
+def load_policy(
+    model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False, world: World | None = None
+) -> PolicyNet:
+    """The model of this folder, ready to train. world: of several processes: it is to be cut, and then filled.
+
+    Raises ConfigError naming the folder when it cannot be trained."""
+    model, parts, files = opened(model_dir, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
+    policy = PolicyNet(model, parts, files)
+    if world is None or world.mesh is None:
+        policy.fill(CPU if world is None else world.device)
+    return policy
+
+
+def opened(
+    model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool
+) -> tuple[Any, dict[str, Parts], WeightFiles]:
+    """The folder's model without weights, and where they lie. Raises ConfigError as load_policy does."""
+    from transformers import AttentionInterface
+
     if not (Path(model_dir) / "config.json").is_file():
         raise ConfigError(f"{model_dir} has no config.json; actor.path must be a folder of a Hugging Face model")
-    model = _from_pretrained(model_dir, DTYPES[dtype])
+    AttentionInterface.register(ATTENTION, forest_attention)
+    model = build(Path(model_dir), DTYPES[dtype])
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     if unknown := kinds - {"full_attention", "sliding_attention"}:
         raise ConfigError(
@@ -92,61 +132,12 @@ def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, gradient_check
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    policy = PolicyNet(model)
-    _check_against_own_logits(policy, str(model_dir))
     if gradient_checkpointing:
         # transformers renamed it during 5.x
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    model.train()
-    return policy
-
-
-def _from_pretrained(model_dir: str | os.PathLike[str], dtype: torch.dtype) -> Any:
-    from safetensors import SafetensorError
-    from transformers import AttentionInterface, AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    AttentionInterface.register(ATTENTION, forest_attention)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,  # never unpickle a .bin
-        )
-        _check_names(model, Path(model_dir))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(f"cannot load the model in {model_dir}: {error}") from error
-    return model
-
-
-def _check_names(model: Any, folder: Path) -> None:
-    """Every weight must stand in the folder under a name it is trained under: none made up at random (a checkpoint with
-    gaps loads with a mere warning), none renamed or fused on the way in, since weights go out under the names in memory."""
-    from safetensors import safe_open
-
-    on_disk: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            on_disk |= dict.fromkeys(opened.keys(), file)
-    if model.config.get_text_config().tie_word_embeddings:
-        ends = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
-        named = model.named_parameters(remove_duplicate=False)
-        there = {name: on_disk[name] for name, p in named if name in on_disk and any(p is end for end in ends)}
-        refuse_untied(folder, there)
-    aliases: dict[int, list[str]] = {}
-    for name, tensor in model.state_dict().items():
-        aliases.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), []).append(name)
-    for names in aliases.values():
-        if not on_disk.keys() & set(names):
-            raise ConfigError(
-                f"{folder} has no weight {names[0]!r}, which {type(model).__name__} trains: the checkpoint is incomplete, or of "
-                "a family whose weights are renamed while loading (fused experts), which this engine cannot publish yet"
-            )
+    parts = parts_in_folder(model)
+    return model, parts, weight_files_of(model, parts, Path(model_dir))
 
 
 def forest_attention(
@@ -178,48 +169,3 @@ def forest_attention(
 
 def _within_window(positions: Tensor, block: QueryBlock, window: int) -> Tensor:
     return positions[block.start : block.end, None] - positions[block.keys][None, :] < window
-
-
-@torch.no_grad()
-def _check_against_own_logits(policy: PolicyNet, model_dir: str) -> None:
-    """Refuse a model whose own logits differ from what `logprobs` computes, on a two-branch forest of a few tokens."""
-    import numpy as np
-
-    from areal.engine.batch import pack
-    from areal.engine.rows import RowArrays
-
-    vocabulary = policy.vocabulary
-    stem = [7 % vocabulary, 11 % vocabulary, 3 % vocabulary]
-    rows = []
-    for tail in ([5 % vocabulary, 2 % vocabulary], [6 % vocabulary, 4 % vocabulary]):
-        ids = np.array(stem + tail, dtype=np.int32)
-        ones = np.ones(len(ids), dtype=np.float32)
-        trained = np.arange(len(ids)) >= len(stem)
-        rows.append(RowArrays("load check", 0, ids, trained, ones, ids, ones, ones))
-    model = policy.model.eval()
-    own = []
-    for row in rows:
-        logits = (
-            model(input_ids=torch.from_numpy(row.ids).long()[None].to(policy.device), use_cache=False).logits[0].float()
-        )
-        own.append(
-            logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(row.ids[1:]).long()[:, None].to(policy.device))[
-                2:, 0
-            ]
-        )
-    try:
-        model.set_attn_implementation(ATTENTION)
-        [packed] = pack(rows, max_tokens=64)
-        ours, _ = policy(packed)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{model_dir}: {type(model).__name__} does not take packed rows ({error}); use another family of model"
-        ) from error
-    order = np.lexsort((packed.position, packed.row))
-    gap = (ours[torch.from_numpy(order)].cpu() - torch.cat(own).cpu()).abs().max().item()
-    tolerance = 1e-3 if policy.model.get_output_embeddings().weight.dtype == torch.float32 else 0.5
-    if not gap < tolerance:
-        raise ConfigError(
-            f"{model_dir}: log-probs through the packed path differ from {type(model).__name__}'s own by {gap:.3g} "
-            f"(more than {tolerance}); this family scales its logits or attends in a way the engine does not know, use another"
-        )

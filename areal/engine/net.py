@@ -44,6 +44,12 @@ class Net(nn.Module, ABC):
     def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         """Outputs [m] with gradient and entropies [m] without, float32."""
 
+    @abstractmethod
+    def fill(self, device: torch.device) -> None:
+        """Read the weights from the model folder, of each parameter what this process holds of it after the cuts; until then it is on meta.
+
+        Every process of the net does so. Raises ConfigError where the model cannot be trained."""
+
     def roots(self) -> list[nn.Module]:
         """The modules that a micro-batch goes through by a call of its own."""
         return [self]

@@ -2,6 +2,9 @@
 
     tensors = load_tensors(folder, config.parameter_shapes())
     check_tensors(tensors, config.parameter_shapes(), finite=True)   # the same check for weights that come over the wire
+    files = WeightFiles(folder)                                      # nothing read yet but names and shapes
+    with files.opened() as read:
+        rows = read("model.norm.weight", (slice(0, 10),))            # only these
 
 One file (`model.safetensors`) or several under `model.safetensors.index.json`. A name in the index is a plain file name
 inside the folder: anything else is refused unread (T111). Tied heads appear once: a redundant lm_head.weight is dropped, one
@@ -11,8 +14,10 @@ that differs is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +28,10 @@ from areal.base.errors import ConfigError, ShapeError
 Shapes = Mapping[str, tuple[int, ...]]
 
 TIED = ("model.embed_tokens.weight", "lm_head.weight")
+
+_COMPARED_BYTES = 64 << 20
+
+_PLAIN = ("F64", "F32", "F16", "BF16")
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -54,15 +63,91 @@ def load_tensors(folder: Path, shapes: Shapes) -> dict[str, Tensor]:
 def refuse_untied(folder: Path, files: Mapping[str, Path]) -> None:
     """Raises ConfigError unless the tensors of these names, which config.json ties to one, are equal: loading would keep one of them
     and lose what the other had learned (T082). files: where each stands."""
-    found = []
-    for name, path in files.items():
-        with safe_open(path, framework="pt") as file:
-            found.append(file.get_tensor(name))
-    if not all(torch.equal(found[0], other) for other in found[1:]):
-        raise ConfigError(
-            f"{folder}: {' and '.join(sorted(files))} differ, but config.json ties them to one (tie_word_embeddings), so a part of the model "
-            "would be lost; set tie_word_embeddings to false in its config.json, or save the model again"
-        )
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(safe_open(path, framework="pt")) for name, path in files.items()}
+        slices = [file.get_slice(name) for name, file in opened.items()]
+        if _all_equal(slices):
+            return
+    raise ConfigError(
+        f"{folder}: {' and '.join(sorted(files))} differ, but config.json ties them to one (tie_word_embeddings), so a part of the model "
+        "would be lost; set tie_word_embeddings to false in its config.json, or save the model again"
+    )
+
+
+def _all_equal(slices: list[Any]) -> bool:
+    """Of tensors in files, some rows at a time."""
+    shape = slices[0].get_shape()
+    if any(each.get_shape() != shape for each in slices):
+        return False
+    rows = max(1, _COMPARED_BYTES // (8 * max(1, shape[1])))
+    for start in range(0, shape[0], rows):
+        first, *others = (each[start : start + rows] for each in slices)
+        if not all(torch.equal(first, other) for other in others):
+            return False
+    return True
+
+
+Read = Callable[[str, tuple[slice, ...]], Tensor]
+"""(name on disk, a slice for each of its axes) -> that much of it, in the file's dtype; it lives as long as the file is open."""
+
+
+class WeightFiles:
+    """The tensors of a model folder, unread: name -> shape in `shapes`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError where there are no safetensors files, or one cannot be opened."""
+        self.folder = folder
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._kinds: dict[str, str] = {}
+        self._paths: dict[str, Path] = {}
+        for path in weight_files(folder):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118  (no mapping)
+                        unread = file.get_slice(name)
+                        self.shapes[name], self._kinds[name] = tuple(unread.get_shape()), unread.get_dtype()
+                        self._paths[name] = path
+            except (OSError, SafetensorError) as error:
+                raise ConfigError(f"{path} cannot be read: {error}; download or convert the model again") from error
+
+    def check(self, shapes: Shapes) -> None:
+        """Raises ConfigError unless every name of `shapes` is there, in its shape, as plain floating-point numbers."""
+        for name, shape in shapes.items():
+            if name not in self.shapes:
+                raise ConfigError(
+                    f"{self.folder} has no weight {name!r}: the checkpoint is incomplete, or its config.json is of another model"
+                )
+            if self.shapes[name] != shape:
+                raise ConfigError(
+                    f"{self.folder}: {name} has shape {self.shapes[name]}, the net needs {shape}; its config.json and weights do not "
+                    "belong together"
+                )
+            if self._kinds[name] not in _PLAIN:
+                raise ConfigError(
+                    f"{self.folder}: {name} holds {self._kinds[name]}, and a net is trained from floating-point weights; take the model "
+                    "as it was before it was quantised"
+                )
+
+    def refuse_untied(self, names: tuple[str, ...]) -> None:
+        """Raises ConfigError where more than one of the names, which config.json ties to one, is there and they differ (T082)."""
+        there = {name: self._paths[name] for name in names if name in self._paths}
+        if len(there) > 1:
+            refuse_untied(self.folder, there)
+
+    @contextmanager
+    def opened(self) -> Iterator[Read]:
+        """Files are opened when they are needed and closed at the end: while they are, what was read of them takes memory."""
+        with ExitStack() as stack:
+            files: dict[Path, Any] = {}
+
+            def read(name: str, region: tuple[slice, ...]) -> Tensor:
+                path = self._paths[name]
+                if path not in files:
+                    files[path] = stack.enter_context(safe_open(path, framework="pt"))
+                part: Tensor = files[path].get_slice(name)[region] if region else files[path].get_tensor(name)
+                return part
+
+            yield read
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,0 +1,100 @@
+"""What a process holds of a tensor that is cut, and how it gets there: from files, slice by slice.
+
+    runs_of(parameter)                           # per axis the (start, length) stretches that this rank holds, in order
+    materialise(module, device)                  # parameters on meta become empty ones here, tied ones stay tied
+    fill(parameter, parts, files)                # reads what this rank holds of it, and nothing else
+
+Nets are made on meta and cut there, so that no rank ever holds more of the weights than its pieces and what is read of one parameter.
+Neighbours: gather.py (the way out), models/hf_names.py (parts), models/hf_weights.py (files).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from areal.base.errors import ShapeError
+from areal.engine.parallel.world import local
+from areal.models.hf_names import Parts, Place
+from areal.models.hf_weights import WeightFiles
+
+Runs = tuple[tuple[int, int], ...]
+
+
+def runs_of(tensor: Tensor) -> tuple[Runs, ...]:
+    """Placements apply from the first mesh axis to the last, each to what the ones before left."""
+    indices: dict[int, Tensor] = {}
+    if isinstance(tensor, DTensor):
+        coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
+        for size, place, placement in zip(tensor.device_mesh.shape, coordinate, tensor.placements, strict=True):
+            if placement.is_partial():
+                raise ShapeError(f"a sum that was never finished ({placement}) has no places in the whole")
+            if isinstance(placement, Shard | _StridedShard):
+                before = indices.get(placement.dim, torch.arange(tensor.shape[placement.dim]))
+                indices[placement.dim] = _part(before, size, place, getattr(placement, "split_factor", 1))
+    return tuple(_runs(indices[axis]) if axis in indices else ((0, size),) for axis, size in enumerate(tensor.shape))
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """In place. What is not on meta moves to the device."""
+    ties: dict[int, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                ties.setdefault(id(parameter), []).append((owner, name))
+    module._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
+    for (first, name), *others in ties.values():
+        for owner, other in others:
+            setattr(owner, other, getattr(first, name))
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, parts: Parts, files: WeightFiles) -> None:
+    """Raises ConfigError where a file cannot be read. Names and shapes are known to fit."""
+    held, runs = local(parameter), runs_of(parameter)
+    with files.opened() as read:
+        for name, place in parts.items():
+            for there, here in _overlaps(place, runs):
+                held[here].copy_(read(name, there))
+
+
+def _overlaps(place: Place, runs: Sequence[Runs]) -> Iterator[tuple[tuple[slice, ...], tuple[int | slice, ...]]]:
+    """Of a tensor on disk that lies at `place` in the whole: which slices of it are held, and where."""
+    per_axis: list[list[tuple[slice | None, int | slice]]] = []
+    for axis, held in enumerate(runs):
+        wanted = place[axis] if axis < len(place) else slice(0, held[-1][0] + held[-1][1])
+        found: list[tuple[slice | None, int | slice]] = []
+        offset = 0
+        for start, length in held:
+            if isinstance(wanted, int):
+                if start <= wanted < start + length:
+                    found.append((None, offset + wanted - start))
+            else:
+                low, high = max(start, wanted.start), min(start + length, wanted.stop)
+                if low < high:
+                    there = slice(low - wanted.start, high - wanted.start)
+                    found.append((there, slice(offset + low - start, offset + high - start)))
+            offset += length
+        per_axis.append(found)
+    for combination in product(*per_axis):
+        there = tuple(each for each, _ in combination if each is not None)
+        yield there, tuple(here for _, here in combination)
+
+
+def _part(indices: Tensor, size: int, place: int, factor: int) -> Tensor:
+    """As torch cuts: each of `factor` parts in `size` chunks, of which the last may be short or missing."""
+    chunks = [part.chunk(size) for part in indices.chunk(factor)]
+    return torch.cat([part[place] if place < len(part) else part[0][:0] for part in chunks])
+
+
+def _runs(indices: Tensor) -> Runs:
+    if not len(indices):
+        return ((0, 0),)
+    breaks = (indices.diff() != 1).nonzero()[:, 0] + 1
+    starts, ends = [0, *breaks.tolist()], [*breaks.tolist(), len(indices)]
+    return tuple((int(indices[start]), end - start) for start, end in zip(starts, ends, strict=True))
