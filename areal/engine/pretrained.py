@@ -13,6 +13,7 @@ where each tensor of the folder lies in the parameter; a conversion of another k
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,10 +68,11 @@ def parts_in_folder(model: Any) -> dict[str, Parts]:
         else:
             parts[name] = _stacked_parts(model, name, tuple(tensor.shape), on_disk)
     together = {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()}
-    alone = {key for each in parts.values() for key in each}
-    if difference := alone ^ revert_weight_conversion(model, together).keys():
+    made_of = Counter(part for each in parts.values() for part in each)
+    shared = [part for part, count in made_of.items() if count > 1]
+    if strange := [*shared, *(made_of.keys() ^ revert_weight_conversion(model, together).keys())]:
         raise ConfigError(
-            f"{type(model).__name__} is made of {min(difference)!r} together with other weights; it cannot be trained"
+            f"{type(model).__name__} makes several of its weights of {strange[0]!r}, which this engine cannot go back; use another family"
         )
     return parts
 
@@ -158,7 +160,7 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

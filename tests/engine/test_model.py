@@ -16,6 +16,7 @@ from areal.engine.batch import pack
 from areal.engine.commands import Row
 from areal.engine.model import load_policy
 from areal.engine.rows import decode_row
+from areal.models.hf_names import to_disk
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -82,6 +83,7 @@ def test_the_packed_path_equals_the_models_own_logits(
     [
         ("Granite", {"logits_scaling": 4.0}, "differs from GraniteForCausalLM's own"),
         ("Gemma2", {"head_dim": 8, "attn_logit_softcapping": 5.0}, "cannot load the model"),
+        ("HrmText", {}, "makes several of its weights of 'model"),
         ("Cohere", {"logit_scale": 0.1}, "differs from CohereForCausalLM's own"),
     ],
 )
@@ -90,6 +92,27 @@ def test_what_the_packed_path_cannot_do_is_refused_at_load(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         load_policy(write(family, tmp_path, **changes), dtype="float32")
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral"])
+def test_weights_that_transformers_fuses_go_out_as_they_came(tmp_path: Path, family: str) -> None:
+    changes = {"num_local_experts": 3, "intermediate_size": 16, "num_experts_per_tok": 2}
+    policy = load_policy(write(family, tmp_path, **changes), dtype="float32")
+    out = dict(pair for name, tensor in policy.named_tensors() for pair in to_disk(policy.parts(name), tensor))
+    on_disk = load_file(tmp_path / "model.safetensors")
+    assert any("experts.2." in name for name in on_disk)
+    assert out.keys() == on_disk.keys()
+    assert all(torch.equal(out[name], tensor) for name, tensor in on_disk.items())
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    """transformers would take their scales into account; we would train the bare numbers."""
+    write("Llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"holds F8_E4M3, .* before it was quantised"):
+        load_policy(tmp_path, dtype="float32")
 
 
 def test_a_broken_weights_file_is_a_sentence(tmp_path: Path) -> None:

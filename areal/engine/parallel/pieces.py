@@ -47,7 +47,7 @@ def materialise(module: nn.Module, device: torch.device) -> None:
         for name, parameter in owner._parameters.items():
             if parameter is not None:
                 ties.setdefault(id(parameter), []).append((owner, name))
-    module._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
+    module._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
     for (first, name), *others in ties.values():
         for owner, other in others:
             setattr(owner, other, getattr(first, name))
@@ -77,13 +77,12 @@ def _overlaps(place: Place, runs: Sequence[Runs]) -> Iterator[tuple[tuple[slice,
             else:
                 low, high = max(start, wanted.start), min(start + length, wanted.stop)
                 if low < high:
-                    there = slice(low - wanted.start, high - wanted.start)
-                    found.append((there, slice(offset + low - start, offset + high - start)))
+                    on_disk = slice(low - wanted.start, high - wanted.start)
+                    found.append((on_disk, slice(offset + low - start, offset + high - start)))
             offset += length
         per_axis.append(found)
     for combination in product(*per_axis):
-        there = tuple(each for each, _ in combination if each is not None)
-        yield there, tuple(here for _, here in combination)
+        yield tuple(each for each, _ in combination if each is not None), tuple(own for _, own in combination)
 
 
 def _part(indices: Tensor, size: int, place: int, factor: int) -> Tensor:
