@@ -29,6 +29,7 @@ from areal.config.backend_spec import parse_backend
 from areal.config.engine import ActorConfig, CriticConfig, TeacherConfig
 from areal.config.run import RunConfig
 from areal.engine.client import EngineClient
+from areal.engine.parallel.dims import check_layout
 from areal.engine.place import rank_jobs
 from areal.engine.settings import EngineSettings
 from areal.gateway.attach import attach, detach, find
@@ -173,7 +174,9 @@ class Launch:
             "transfer": self.config.weights.transfer,
             "kl_ctl": 0.0,
         }
-        return EngineSettings.of(actor, **(common | own)).spec()
+        settings = EngineSettings.of(actor, **(common | own))
+        check_layout(settings)
+        return settings.spec()
 
     def _objective(self) -> dict[str, Any]:
         """What the policy's loss takes from other sections."""

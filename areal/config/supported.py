@@ -41,28 +41,12 @@ def _engine(name: str) -> Callable[[Any], bool]:
     return lambda text: parse_backend(text).name == name
 
 
-_DIMENSIONS_TO_COME = {"t": "tensor", "c": "context"}
-
-
-def _cuts(letter: str) -> Callable[[Any], bool]:
-    return lambda text: bool(getattr(parse_backend(text), letter) > 1)
-
-
 REFUSALS: tuple[Refusal, ...] = (
     Refusal("scheduler.type", lambda t: t == "slurm", "Slurm is not part of this version; use scheduler.type=local"),
     Refusal(
         "scheduler.type",
         lambda t: t == "ray",
         "online mode needs the local or slurm scheduler, and ray is not part of this version; use scheduler.type=local",
-    ),
-    *(
-        Refusal(
-            f"{net}.backend",
-            _cuts(letter),
-            f"{dimension} parallelism is not part of this version; leave {letter} out",
-        )
-        for net in ("actor", "critic", "ref", "teacher")
-        for letter, dimension in _DIMENSIONS_TO_COME.items()
     ),
     Refusal("rollout.backend", _engine("sglang"), "SGLang is not part of this version; use rollout.backend=native:d1"),
     Refusal("rollout.backend", _engine("vllm"), "vLLM is not part of this version; use rollout.backend=native:d1"),

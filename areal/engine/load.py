@@ -7,31 +7,23 @@ Used by engine.py. A table of two by two; each loader refuses with a sentence wh
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from areal.config.backend_spec import parse_backend
 from areal.engine.archon import load_archon
 from areal.engine.critic import load_critic
 from areal.engine.model import load_policy
 from areal.engine.net import Net
-from areal.engine.parallel.dims import check_fits
+from areal.engine.parallel.dims import check_layout
 from areal.engine.parallel.world import World
 from areal.engine.settings import EngineSettings
-from areal.models.dense_config import read_config
 
 
 def load_net(settings: EngineSettings, world: World) -> Net:
     """To be cut, and filled then, where the world has several processes.
 
     Raises ConfigError naming the folder where its model cannot be trained, or the sizes that would fit it where the layout does not."""
+    check_layout(settings)
     critic = settings.role == "critic"
     if parse_backend(settings.backend).name == "archon":
-        check_fits(
-            world.spec,
-            read_config(Path(settings.model_dir)),
-            context=settings.context_parallel,
-            sequence_parallel=settings.sequence_parallel,
-        )
         chunks = settings.pipeline_chunks if world.size("p") > 1 else 1
         return load_archon(settings.model_dir, world, dtype=settings.dtype, critic=critic, chunks=chunks)
     load = load_critic if critic else load_policy

@@ -1,31 +1,54 @@
 """Whether a layout fits a model: each refusal names the numbers that would fit.
 
     check_fits(parse_backend("archon:d1t2"), read_config(folder))     # ConfigError: ... t of 1 or 3 fits
+    check_layout(settings)                                            # the same of what a rank is told
 
-No torch: what starts a run asks before any process does. Used by load.py before a net is loaded. The layouts themselves: config/backend_spec.py.
+No torch: what starts a run asks before any process does. Used by launch.py, by load.py before a net is loaded, and by the planner. The layouts
+themselves: config/backend_spec.py.
 """
 
 from __future__ import annotations
 
 from math import gcd, isqrt
+from pathlib import Path
 
 from areal.base.errors import ConfigError
-from areal.config.backend_spec import BackendSpec
+from areal.config.backend_spec import BackendSpec, parse_backend
 from areal.config.engine import ContextKind
-from areal.models.dense_config import DenseConfig
+from areal.engine.settings import EngineSettings
+from areal.models.dense_config import DenseConfig, read_config
 
 
 def check_fits(
-    spec: BackendSpec, config: DenseConfig, *, context: ContextKind | None = None, sequence_parallel: bool = True
+    spec: BackendSpec,
+    config: DenseConfig,
+    *,
+    context: ContextKind | None = None,
+    sequence_parallel: bool = True,
+    chunks: int = 1,
 ) -> None:
-    """context, sequence_parallel: the actor's keys. Raises ConfigError with a clause for each dimension that does not fit."""
+    """context, sequence_parallel, chunks: the actor's keys. Raises ConfigError with a clause for each dimension that does not fit."""
     reasons = [*_tensor(spec, config), *_context(spec, config, context)]
+    reasons += [*_pipeline(spec, config, chunks), *_experts(spec, config)]
     if spec.t > 1 and config.experts and not sequence_parallel:
         reasons.append(
             f"t{spec.t} with experts needs actor.sequence_parallel=true: each rank of t routes its own tokens"
         )
     if reasons:
         raise ConfigError(f"{spec} does not fit this {config.family} model: " + "; ".join(reasons))
+
+
+def check_layout(settings: EngineSettings) -> None:
+    """Raises ConfigError where the layout does not fit the model of the folder. `fsdp` fits any."""
+    spec = parse_backend(settings.backend)
+    if spec.name == "archon":
+        check_fits(
+            spec,
+            read_config(Path(settings.model_dir)),
+            context=settings.context_parallel,
+            sequence_parallel=settings.sequence_parallel,
+            chunks=settings.pipeline_chunks,
+        )
 
 
 def context_kind(spec: BackendSpec, config: DenseConfig, context: ContextKind | None) -> ContextKind:
@@ -56,6 +79,30 @@ def _context(spec: BackendSpec, config: DenseConfig, context: ContextKind | None
         f"c{spec.c} with actor.context_parallel=ulysses must divide the {heads} query heads of a t rank; c of "
         f"{listed(divisors(heads))} fits, or actor.context_parallel=allgather"
     ]
+
+
+def _pipeline(spec: BackendSpec, config: DenseConfig, chunks: int) -> list[str]:
+    if spec.p == 1 or spec.p * chunks <= config.layers:
+        return []
+    stages = f"p{spec.p}" if chunks == 1 else f"p{spec.p} with actor.pipeline_chunks={chunks}"
+    most = config.layers // chunks
+    fits = f"p of up to {most} fits" if most > 1 else "lower actor.pipeline_chunks"
+    return [f"{stages} makes {spec.p * chunks} stages of its {config.layers} layers, and each needs one; {fits}"]
+
+
+def _experts(spec: BackendSpec, config: DenseConfig) -> list[str]:
+    if spec.e * spec.et == 1:
+        return []
+    if not config.experts:
+        return [f"e{spec.e} splits experts, and it has none; leave e out"]
+    reasons = []
+    if config.experts % spec.e:
+        reasons.append(
+            f"e{spec.e} must divide its {config.experts} experts; e of {listed(divisors(config.experts))} fits"
+        )
+    if config.moe_intermediate % spec.et:
+        reasons.append(f"ffn:t{spec.et} must divide the {config.moe_intermediate} columns of an expert")
+    return reasons
 
 
 def divisors(number: int) -> list[int]:

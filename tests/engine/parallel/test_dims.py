@@ -76,3 +76,22 @@ def test_ulysses_is_taken_where_it_fits() -> None:
 def test_experts_under_t_need_sequence_parallel() -> None:
     with pytest.raises(ConfigError, match=r"t3 with experts needs actor.sequence_parallel=true"):
         check_fits(parse_backend("archon:t3"), replace(SMOLLM2, experts=4), sequence_parallel=False)
+
+
+def test_a_pipeline_needs_a_layer_for_each_stage() -> None:
+    check_fits(parse_backend("archon:p30"), SMOLLM2)
+    with pytest.raises(
+        ConfigError, match="p31 makes 31 stages of its 30 layers, and each needs one; p of up to 30 fits"
+    ):
+        check_fits(parse_backend("archon:p31"), SMOLLM2)
+    with pytest.raises(ConfigError, match=r"p8 with actor.pipeline_chunks=4 makes 32 stages .* p of up to 7 fits"):
+        check_fits(parse_backend("archon:p8"), SMOLLM2, chunks=4)
+
+
+def test_experts_are_split_where_there_are_some() -> None:
+    with pytest.raises(ConfigError, match="e2 splits experts, and it has none; leave e out"):
+        check_fits(parse_backend("archon:d2e2"), SMOLLM2)
+    sparse = replace(SMOLLM2, experts=6, experts_per_token=2, moe_intermediate=9)
+    check_fits(parse_backend("archon:d6e3"), sparse)
+    with pytest.raises(ConfigError, match="e4 must divide its 6 experts; e of 1, 2, 3 or 6 fits"):
+        check_fits(parse_backend("archon:d4e4"), sparse)
