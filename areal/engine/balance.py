@@ -60,7 +60,8 @@ class Balance:
         """tokens: of all rows of the optimizer step that are trained on, shared prefixes each time."""
         self._tokens = tokens
         for router in self._routers:
-            pull = self._load[router.layer] * (self._aux_loss * self._load.shape[1] / tokens)
+            load = self._load[router.layer]  # less its mean, which moves no softmax, but would cost the gradient digits
+            pull = (load - load.mean()) * (self._aux_loss * self._load.shape[1] / tokens)
             router.load.reset(pull.float() if self._aux_loss else None)
 
     def finish(self) -> dict[str, float]:
