@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from areal.config.backend_spec import parse_backend
 from areal.engine.archon import ArchonNet
@@ -267,3 +268,4 @@ def _serve(rank: int, pipe: Connection, folder: str) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            _clear_sharding_prop_cache()  # what it remembers names groups of this meeting, and the next has others of the same names
