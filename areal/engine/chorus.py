@@ -15,6 +15,7 @@ the process group: an idle rank waits in no collective, which would run out of t
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ from areal.engine.commands import Command, Failed, Publish, Standing, Where
 from areal.engine.link import Link
 from areal.engine.place import Place
 
+_LINES = 12  # of a rank's log or stack; the run shows the last 20 of what its leader says
 LAST_RESORT = 4  # times `patience`: when a process that is late ends itself
+_THREAD = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
+_ENGINE = "engine/performer.py"
 R = TypeVar("R")
 
 
@@ -118,8 +122,7 @@ class Leader:
         elif busy := {name: one for name, one in at_work.items() if not one.waits}:
             said += [f"{name} hangs, here:\n{one.stack}" for name, one in busy.items()]
         else:
-            said.append("all ranks wait for each other:")
-            said += [f"{name} here:\n{one.stack}" for name, one in at_work.items()]
+            said.append("All ranks wait for each other; where, their logs say")
         return ". ".join(said)
 
     async def _ask(self, peer: _Peer, within_s: float) -> Standing | None:
@@ -135,7 +138,12 @@ class Leader:
         place = self._place
 
         def said() -> str:
-            lines = last_lines(Path(place.logs[rank]), start=place.log_starts[rank]) if place.logs else ""
+            if not place.logs:
+                return "Its log is on another host"
+            path, start = Path(place.logs[rank]), place.log_starts[rank]
+            if stack := _stack_in(last_lines(path, start=start, n=500)):
+                return f"Its stack, innermost call first:\n{stack}"
+            lines = last_lines(path, start=start, n=_LINES)
             return f"Its last lines:\n{lines}" if lines else "It has written nothing"
 
         return said
@@ -162,6 +170,12 @@ class Follower:
 
     async def close(self) -> None:
         return None
+
+
+def _stack_in(log: str) -> str:
+    """Of the engine's thread, where the last resort has written the stacks of all."""
+    blocks = [block for block in _THREAD.split(log) if _ENGINE in block]
+    return "\n".join(blocks[-1].splitlines()[:_LINES]) if blocks else ""
 
 
 def _alone(command: Command, failed: Mapping[str, Failed]) -> str:

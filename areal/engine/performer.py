@@ -49,6 +49,7 @@ from areal.engine.place import Place
 from areal.engine.settings import EngineSettings
 from areal.weights import source
 
+_SHOWN = 6  # frames; all are in the rank's log
 _INNERMOST = 4  # frames, of which one in torch.distributed says that the rank waits for others
 
 
@@ -88,9 +89,8 @@ class Performer:
         if frame is None:
             return Standing(request, "", waits=False)
         faulthandler.cancel_dump_traceback_later()
-        stack = "".join(traceback.format_stack(frame))
-        print(f"{self.place.name} stands here:\n{stack}", file=sys.stderr, flush=True)
-        return Standing(request, stack, waits=_waits(frame))
+        print(f"{self.place.name} stands here:\n{''.join(traceback.format_stack(frame))}", file=sys.stderr, flush=True)
+        return Standing(request, "".join(traceback.format_stack(frame)[-_SHOWN:]).rstrip(), waits=_waits(frame))
 
     def write(self, copied: Copied) -> Done:
         """A checkpoint to the disk; in a thread of its own."""
