@@ -38,7 +38,7 @@ from areal.config.show import masked_yaml, secretless_tree
 from areal.engine.credit import Credit
 from areal.engine.nets import Nets
 from areal.inference.backend import Backend
-from areal.launch import Launch, announce_gateway
+from areal.launch import Launch, announce_gateway, threads_of
 from areal.rollout import metrics as _declared  # noqa: F401  declares the names written by train.py
 from areal.rollout.advisor import SpeedAdvisor
 from areal.rollout.batch import Recipe
@@ -313,11 +313,12 @@ def _dispatcher(
 
 
 def _advisor(config: RunConfig, store: Store, gate: StalenessGate, metrics: MetricsFile) -> SpeedAdvisor:
-    """A synchronous run takes turns on the whole machine; an asynchronous one is split as its backends are sized."""
-    sizes = [parse_backend(each).size for each in (config.rollout.backend, config.actor.backend)]
-    generating, training = (
-        (1.0, 1.0) if config.rollout.max_head_offpolicyness == 0 else (size / sum(sizes) for size in sizes)
-    )
+    """A synchronous run takes turns on the whole machine; an asynchronous one is split as its threads are."""
+    servers, ranks = (parse_backend(each).size for each in (config.rollout.backend, config.actor.backend))
+    sampling = servers * threads_of(config.rollout.native.threads, config)
+    learning = ranks * threads_of(config.actor.threads, config, processes=ranks)
+    shares = (sampling / (sampling + learning), learning / (sampling + learning))
+    generating, training = (1.0, 1.0) if config.rollout.max_head_offpolicyness == 0 else shares
     return SpeedAdvisor(store.reading, gate, metrics, generating=generating, training=training)
 
 
