@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from areal.base.errors import ProcessDied
 from areal.cluster.log_tail import last_lines
-from areal.engine.commands import Command, Failed, Publish, Standing, Where
+from areal.engine.commands import Command, Failed, Load, Publish, Standing, Where
 from areal.engine.link import Link
 from areal.engine.place import Place
 
@@ -115,7 +115,7 @@ class Leader:
         asked = await asyncio.gather(*(self._ask(peer, 2 * patience(within_s)) for peer in self._peers))
         standing: dict[str, Standing | None] = {self._place.name: self._standing(0)}
         standing |= {peer.name: said for peer, said in zip(self._peers, asked, strict=True)}
-        said = [f"{_name(command)} was not done within {within_s:.0f} s (actor.step_timeout_seconds)"]
+        said = [_not_done(command, within_s)]
         at_work = {name: one for name, one in standing.items() if one is not None and one.stack}
         if silent := [peer for peer in self._peers if standing[peer.name] is None]:
             said += [f"{peer.name} hangs: it does not even say where it stands. {peer.said_last()}" for peer in silent]
@@ -163,8 +163,7 @@ class Follower:
         await asyncio.wait({mine}, timeout=within_s + limit)
         if not mine.done() and not self.asked:
             raise ProcessDied(
-                f"{self._place.names[0]} hangs: {_name(command)} was not done within {within_s:.0f} s (actor.step_timeout_seconds), and the "
-                "leader of this net has not even asked why"
+                f"{self._place.names[0]} hangs: {_not_done(command, within_s)}, and the leader of this net has not even asked why"
             )
         return await mine
 
@@ -181,6 +180,11 @@ def _stack_in(log: str) -> str:
 def _alone(command: Command, failed: Mapping[str, Failed]) -> str:
     reasons = "; ".join(f"{name}: {reply.message}" for name, reply in failed.items())
     return f"{' and '.join(failed)} could not do {_name(command)}, which the other ranks could. {reasons}"
+
+
+def _not_done(command: Command, within_s: float) -> str:
+    limit = "scheduler.startup_timeout_seconds" if isinstance(command, Load) else "actor.step_timeout_seconds"
+    return f"{_name(command)} was not done within {within_s:.0f} s ({limit})"
 
 
 def _name(command: Command) -> str:

@@ -31,7 +31,8 @@ from areal.engine.commands import Command, Failed, Hello, Reply
 from areal.engine.frames import read_frame, write_frame
 
 RAISED: dict[str, type[ArealError]] = {
-    error.__name__: error for error in (ArealError, CheckpointError, ConfigError, Forbidden, ShapeError, TrainingError)
+    error.__name__: error
+    for error in (ArealError, CheckpointError, ConfigError, Forbidden, ProcessDied, ShapeError, TrainingError)
 }
 """What a rank may answer Failed with, by name."""
 

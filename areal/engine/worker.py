@@ -146,7 +146,9 @@ class RankServer:
         else:
             if isinstance(command, Save):
                 await self.written()
-            reply = await self._answer(command, self._performer.settings.step_timeout_seconds)
+            settings, place = self._performer.settings, self._performer.place
+            within_s = place.within_s if isinstance(command, Load) else settings.step_timeout_seconds
+            reply = await self._answer(command, within_s)
         if isinstance(reply, Copied):
             self._writing = asyncio.create_task(self._write(reply, writer))
         else:
