@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from areal.config.objective import ObjectiveConfig
 from areal.config.section import Section
@@ -12,6 +12,13 @@ from areal.config.section import Section
 Dtype = Literal["float32", "bfloat16"]
 ContextKind = Literal["allgather", "ulysses"]
 LrSchedule = Literal["constant", "linear", "cosine"]
+
+
+def _yes_or_no(value: Any) -> Any:
+    return ("full" if value else "none") if isinstance(value, bool) else value
+
+
+Checkpointing = Annotated[Literal["none", "selective", "full"], BeforeValidator(_yes_or_no)]
 
 
 class OptimizerConfig(Section):
@@ -65,8 +72,9 @@ class ActorConfig(ObjectiveConfig, ModelConfig):
     """Sequences per optimizer mini-batch; null = the whole batch makes one optimizer step."""
     max_tokens_per_mb: int = Field(1024, ge=64)
     """Token budget of one micro-batch (one forward and backward); bounds activation memory (135M in float32: 3.6 GB in all at 512, 4.6 at 1024)."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    gradient_checkpointing: Checkpointing = "none"
+    """Compute activations again in the backward pass: full = a layer keeps its input alone, a third more compute; selective = also what matrix
+    products and attention gave, little more compute. true is full, false is none."""
     pipeline_chunks: int = Field(1, ge=1)
     """Pipeline stages on each process of archon's `p`: 1 = 1F1B; 2 or more are interleaved, with a smaller bubble, more messages and more activations kept."""
     context_parallel: ContextKind | None = None

@@ -83,11 +83,9 @@ class ValueNet(Net):
         return config_files(self._config)
 
 
-def load_critic(
-    model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False, world: World | None = None
-) -> ValueNet:
+def load_critic(model_dir: str | os.PathLike[str], *, dtype: str, world: World | None = None) -> ValueNet:
     """A critic that starts from this folder's language model. Otherwise as load_policy."""
-    critic = ValueNet(*opened(model_dir, dtype=dtype, gradient_checkpointing=gradient_checkpointing))
+    critic = ValueNet(*opened(model_dir, dtype=dtype))
     if world is None or world.mesh is None:
         critic.fill(CPU if world is None else world.device)
     return critic

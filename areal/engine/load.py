@@ -27,5 +27,4 @@ def load_net(settings: EngineSettings, world: World) -> Net:
         chunks = settings.pipeline_chunks if world.size("p") > 1 else 1
         return load_archon(settings.model_dir, world, dtype=settings.dtype, critic=critic, chunks=chunks)
     load = load_critic if critic else load_policy
-    checkpointing = settings.gradient_checkpointing
-    return load(settings.model_dir, dtype=settings.dtype, gradient_checkpointing=checkpointing, world=world)
+    return load(settings.model_dir, dtype=settings.dtype, world=world)

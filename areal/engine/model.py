@@ -1,6 +1,6 @@
 """The net being trained: any Hugging Face causal LM whose attention goes through transformers' attention interface.
 
-    policy = load_policy(model_dir, dtype="float32", gradient_checkpointing=False)
+    policy = load_policy(model_dir, dtype="float32")
     logprobs, entropy = policy(packed)                     # [m] each, with gradient to the parameters
 
 The body runs over the packed tokens with their own positions and a forest mask (batch.py); no KV cache, no logits tensor: hidden states
@@ -101,22 +101,18 @@ def config_files(config: Any) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in Path(scratch).iterdir()}
 
 
-def load_policy(
-    model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool = False, world: World | None = None
-) -> PolicyNet:
+def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, world: World | None = None) -> PolicyNet:
     """The model of this folder, ready to train. world: of several processes: it is to be cut, and then filled.
 
     Raises ConfigError naming the folder when it cannot be trained."""
-    model, parts, files = opened(model_dir, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
+    model, parts, files = opened(model_dir, dtype=dtype)
     policy = PolicyNet(model, parts, files)
     if world is None or world.mesh is None:
         policy.fill(CPU if world is None else world.device)
     return policy
 
 
-def opened(
-    model_dir: str | os.PathLike[str], *, dtype: str, gradient_checkpointing: bool
-) -> tuple[Any, dict[str, Parts], WeightFiles]:
+def opened(model_dir: str | os.PathLike[str], *, dtype: str) -> tuple[Any, dict[str, Parts], WeightFiles]:
     """The folder's model without weights, and where they lie. Raises ConfigError as load_policy does."""
     from transformers import AttentionInterface
 
@@ -132,10 +128,6 @@ def opened(
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    if gradient_checkpointing:
-        # transformers renamed it during 5.x
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
     parts = parts_in_folder(model)
     return model, parts, weight_files_of(model, parts, Path(model_dir))
 

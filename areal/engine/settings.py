@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from areal.config.engine import ActorConfig, ContextKind, Dtype, OptimizerConfig
+from areal.config.engine import ActorConfig, Checkpointing, ContextKind, Dtype, OptimizerConfig
 from areal.config.objective import KlEstimator, LossAggregation, ProximalMethod, RejectionSamplingConfig
 from areal.config.run import TransferName
 from areal.config.section import Section
@@ -60,7 +60,7 @@ class EngineSettings(Section):
     """Tokens that fixed_length divides by, per session."""
     mini_batch_size: int | None = None
     max_tokens_per_mb: int = 1024
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Checkpointing = "none"
     moe_aux_loss: float = 0.0
     moe_bias_rate: float = 0.0
     pipeline_chunks: int = 1

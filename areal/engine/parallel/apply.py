@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from areal.engine.archon import ArchonNet
 from areal.engine.net import Net
+from areal.engine.parallel.checkpointing import checkpoint_activations
 from areal.engine.parallel.context import Tokens
 from areal.engine.parallel.data import shard_over_data
 from areal.engine.parallel.dims import context_kind
@@ -29,5 +30,6 @@ def apply(net: Net, world: World, settings: EngineSettings) -> Passes:
         kind = context_kind(world.spec, net.config, settings.context_parallel)
         for stage in net.own_stages():
             stage.tokens = Tokens(world, kind, sequence_parallel=settings.sequence_parallel)
+    checkpoint_activations(net, settings.gradient_checkpointing)
     shard_over_data(net, world, experts)
     return Pipelined(net, world) if isinstance(net, ArchonNet) and world.size("p") > 1 else Straight(net)

@@ -76,7 +76,7 @@ def overrides(plan: Plan, candidate: Candidate) -> list[str]:
         f"actor.backend={candidate.spec}",
         f"actor.dtype={plan.job.dtype}",
         f"actor.max_tokens_per_mb={plan.job.tokens_per_mb}",
-        f"actor.gradient_checkpointing={'false' if candidate.checkpointing == 'none' else 'true'}",
+        f"actor.gradient_checkpointing={candidate.checkpointing}",
     ]
 
 
