@@ -28,6 +28,7 @@ from areal.base.errors import CheckpointError, ConfigError
 from areal.engine.checkpoint_files import FORMAT, MARK, STATE, File, Mark, damage, describe, read_mark, write_mark
 from areal.engine.net import Net
 from areal.engine.parallel.world import World
+from areal.models.hf_names import part_shape
 from areal.weights.tensor_file import write_tensor_file
 
 WEIGHTS = "model.safetensors"
@@ -116,7 +117,7 @@ def read(
         raise CheckpointError(f"{found}; resume from an earlier checkpoint")
     tensors = _read(folder / WEIGHTS)
     own = {
-        on_disk: tuple(tensor.shape[len(place) :])
+        on_disk: part_shape(place, tuple(tensor.shape))
         for name, tensor in policy.named_tensors()
         for on_disk, place in policy.parts(name).items()
     }

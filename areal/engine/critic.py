@@ -57,10 +57,12 @@ class ValueNet(Net):
         return values, torch.zeros_like(values)
 
     def fill(self, device: torch.device) -> None:
-        """Raises ConfigError where the packed path says something else than the model itself."""
         materialise(self, device)
         for name, tensor in without_twins(self.body):
             fill(tensor, self._sources[name], self._files)
+
+    def check(self) -> None:
+        """Raises ConfigError where the packed path says something else than the model itself."""
         weight = local(self.value_head.weight.detach())
         weight.fill_(self.value_head.weight.shape[0] ** -0.5)  # a head that says something of every number
         exact = self.body.dtype == torch.float32
@@ -88,4 +90,5 @@ def load_critic(model_dir: str | os.PathLike[str], *, dtype: str, world: World |
     critic = ValueNet(*opened(model_dir, dtype=dtype))
     if world is None or world.mesh is None:
         critic.fill(CPU if world is None else world.device)
+        critic.check()
     return critic

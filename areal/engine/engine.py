@@ -63,6 +63,7 @@ class TrainEngine:
         self._passes = apply(policy, self.world, settings)
         if any(parameter.is_meta for parameter in policy.parameters()):
             policy.fill(self.world.device)
+            policy.check()
         self._balance = Balance(policy, self.world, aux_loss=settings.moe_aux_loss, bias_rate=settings.moe_bias_rate)
         self._algorithm = CRITIC if settings.role == "critic" else ALGORITHMS[settings.algorithm]
         self._drops_zero = self._algorithm.drop_zero and not settings.kl_ctl

@@ -58,10 +58,12 @@ class PolicyNet(Net):
         return token_logprobs(sources, head.weight, packed.target, packed.temperature, bias=getattr(head, "bias", None))
 
     def fill(self, device: torch.device) -> None:
-        """Raises ConfigError where the packed path says something else than the model itself."""
         materialise(self, device)
         for name, tensor in without_twins(self.model):
             fill(tensor, self._parts[name], self._files)
+
+    def check(self) -> None:
+        """Raises ConfigError where the packed path says something else than the model itself."""
         exact = self._head.weight.dtype == torch.float32
         check_packed_path(self, self.model, self._files.folder, tolerance=1e-3 if exact else 0.5)
         self.model.train()
@@ -109,6 +111,7 @@ def load_policy(model_dir: str | os.PathLike[str], *, dtype: str, world: World |
     policy = PolicyNet(model, parts, files)
     if world is None or world.mesh is None:
         policy.fill(CPU if world is None else world.device)
+        policy.check()
     return policy
 
 

@@ -47,8 +47,10 @@ class Net(nn.Module, ABC):
     @abstractmethod
     def fill(self, device: torch.device) -> None:
         """Read the weights from the model folder, of each parameter what this process holds of it after the cuts; until then it is on meta.
+        Raises ConfigError where a file cannot be read."""
 
-        Every process of the net does so. Raises ConfigError where the model cannot be trained."""
+    def check(self) -> None:
+        """Once it is filled: raises ConfigError where the model cannot be trained. All processes of the net do so together."""
 
     def roots(self) -> list[nn.Module]:
         """The modules that a micro-batch goes through by a call of its own."""

@@ -28,7 +28,7 @@ from areal.base.errors import ConfigError
 from areal.engine.batch import pack
 from areal.engine.net import Net, without_twins
 from areal.engine.rows import RowArrays
-from areal.models.hf_names import Parts
+from areal.models.hf_names import Parts, part_shape
 from areal.models.hf_weights import WeightFiles
 
 ATTENTION = "areal_forest"
@@ -86,8 +86,7 @@ def weight_files_of(model: Any, parts: Mapping[str, Parts], folder: Path) -> Wei
         files.refuse_untied(tuple(name for name, p in named if any(p is end for end in ends)))
     shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in without_twins(model):
-        stand_in = torch.empty_like(tensor, device="meta")
-        shapes |= {part: tuple(stand_in[place].shape) for part, place in parts[name].items()}
+        shapes |= {part: part_shape(place, tuple(tensor.shape)) for part, place in parts[name].items()}
     files.check(shapes)
     return files
 

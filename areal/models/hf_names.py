@@ -38,6 +38,12 @@ def parts_of(name: str, config: DenseConfig) -> Parts:
     return {EMBEDDING if name == HEAD and config.tied else name: ()}
 
 
+def part_shape(place: Place, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the tensor on disk that lies at this place of a parameter of that shape."""
+    cut = [len(range(size)[at]) for at, size in zip(place, shape, strict=False) if isinstance(at, slice)]
+    return (*cut, *shape[len(place) :])
+
+
 def to_disk(parts: Parts, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What is written of it, as views."""
     yield from ((name, parameter[place] if place else parameter) for name, place in parts.items())

@@ -19,10 +19,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor
 
 from areal.base.errors import ShapeError
+from areal.engine.parallel.pieces import Runs, runs_of
 from areal.engine.parallel.world import World, local
 
 BUCKET_BYTES = 64 << 20
@@ -35,7 +35,7 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    runs: tuple[tuple[tuple[int, int], ...], ...]
+    runs: tuple[Runs, ...]
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def piece(tensor: Tensor, like: Tensor) -> Tensor:
     """What this rank holds of a whole tensor that is cut as `like` is; a view where it can be."""
     if not isinstance(like, DTensor):
         return tensor
-    for dimension, runs in enumerate(_described("", like).runs):
+    for dimension, runs in enumerate(runs_of(like)):
         parts = [tensor.narrow(dimension, start, length) for start, length in runs]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dimension)
     return tensor
@@ -103,40 +103,12 @@ def cut_as(held: Tensor, like: Tensor) -> Tensor:
 
 
 def _described(name: str, tensor: Tensor) -> _Piece:
-    """Placements apply from the first mesh dimension to the last, each to what the ones before left."""
-    indices: dict[int, Tensor] = {}
-    if isinstance(tensor, DTensor):
-        coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
-        for size, place, placement in zip(tensor.device_mesh.shape, coordinate, tensor.placements, strict=True):
-            if placement.is_partial():
-                raise ShapeError(f"{name} is a sum that was never finished ({placement}); it cannot be taken whole")
-            if isinstance(placement, Shard | _StridedShard):
-                before = indices.get(placement.dim, torch.arange(tensor.shape[placement.dim]))
-                indices[placement.dim] = _part(before, size, place, getattr(placement, "split_factor", 1))
-    runs = (
-        _runs(indices[dimension]) if dimension in indices else ((0, size),)
-        for dimension, size in enumerate(tensor.shape)
-    )
-    return _Piece(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(runs))
-
-
-def _part(indices: Tensor, size: int, place: int, factor: int) -> Tensor:
-    """As torch cuts: each of `factor` parts in `size` chunks, of which the last may be short or missing."""
-    chunks = [part.chunk(size) for part in indices.chunk(factor)]
-    return torch.cat([part[place] if place < len(part) else part[0][:0] for part in chunks])
-
-
-def _runs(indices: Tensor) -> tuple[tuple[int, int], ...]:
-    if not len(indices):
-        return ((0, 0),)
-    breaks = (indices.diff() != 1).nonzero()[:, 0] + 1
-    starts, ends = [0, *breaks.tolist()], [*breaks.tolist(), len(indices)]
-    return tuple((int(indices[start]), end - start) for start, end in zip(starts, ends, strict=True))
+    return _Piece(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), runs_of(tensor, name))
 
 
 def _wanted(every: Sequence[Sequence[_Piece]]) -> list[_Wanted]:
     """In the order of the leader's names, then of the others'."""
-    holders: dict[str, dict[tuple[tuple[tuple[int, int], ...], ...], tuple[int, _Piece]]] = {}
+    holders: dict[str, dict[tuple[Runs, ...], tuple[int, _Piece]]] = {}
     for rank, pieces in enumerate(every):
         for held in pieces:
             holders.setdefault(held.name, {}).setdefault(held.runs, (rank, held))

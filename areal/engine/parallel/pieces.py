@@ -24,16 +24,17 @@ from areal.models.hf_names import Parts, Place
 from areal.models.hf_weights import WeightFiles
 
 Runs = tuple[tuple[int, int], ...]
+"""(start, length) of the indices along one axis that are held."""
 
 
-def runs_of(tensor: Tensor) -> tuple[Runs, ...]:
-    """Placements apply from the first mesh axis to the last, each to what the ones before left."""
+def runs_of(tensor: Tensor, name: str = "a tensor") -> tuple[Runs, ...]:
+    """Placements apply from the first mesh axis to the last, each to what the ones before left. Raises ShapeError for a partial sum."""
     indices: dict[int, Tensor] = {}
     if isinstance(tensor, DTensor):
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
         for size, place, placement in zip(tensor.device_mesh.shape, coordinate, tensor.placements, strict=True):
             if placement.is_partial():
-                raise ShapeError(f"a sum that was never finished ({placement}) has no places in the whole")
+                raise ShapeError(f"{name} is a sum that was never finished ({placement}); it cannot be taken whole")
             if isinstance(placement, Shard | _StridedShard):
                 before = indices.get(placement.dim, torch.arange(tensor.shape[placement.dim]))
                 indices[placement.dim] = _part(before, size, place, getattr(placement, "split_factor", 1))

@@ -1,0 +1,61 @@
+"""A rank that loads a net and says how much memory that took: `python -m tests.engine.parallel.loading BACKEND RANK STORE TINY_DIR MODEL_DIR`.
+
+Prints one JSON object: held (bytes of parameters on this rank) and peak (bytes by which the process grew at most while it loaded). The
+tiny model of the same family is loaded first, so that imports and groups of processes do not count."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from areal.config.backend_spec import parse_backend
+from areal.engine.load import load_net
+from areal.engine.net import Net
+from areal.engine.parallel.apply import apply
+from areal.engine.parallel.world import World, local
+from areal.engine.settings import EngineSettings
+
+
+def memory(field: str) -> int:
+    """Bytes of this process, of /proc/self/status: VmRSS now, VmHWM at most since `forget`."""
+    [line] = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(field)]
+    return int(line.split()[1]) * 1024
+
+
+def forget() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def load(model_dir: str, backend: str, world: World) -> Net:
+    """As TrainEngine does, up to the check of a net that is filled: that goes through it, and gathers layer by layer what lies in pieces."""
+    facts = {"backend": backend, "model_dir": model_dir, "role": "frozen", "algorithm": "grpo"}
+    settings = EngineSettings.model_validate(facts | {"threads": 1, "total_steps": 1})
+    net = load_net(settings, world)
+    apply(net, world, settings)
+    net.fill(world.device)
+    return net
+
+
+def main(backend: str, rank: int, store: str, tiny_dir: str, model_dir: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    spec = parse_backend(backend)
+    dist.init_process_group("gloo", store=dist.FileStore(store, spec.size), rank=rank, world_size=spec.size)
+    world = World.join(spec, rank)
+    load(tiny_dir, backend, world)
+    forget()
+    before = memory("VmRSS")
+    net = load(model_dir, backend, world)
+    held = sum(local(p).numel() * p.element_size() for p in net.parameters())
+    world.gather(b"loaded")  # whoever is first waits
+    print(json.dumps({"held": held, "peak": memory("VmHWM") - before}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:6])
