@@ -122,8 +122,10 @@ def _replicas_equal(engine: TrainEngine) -> bool:
     """Whether all pieces of one name and place have the same bits."""
     own = []
     for name, p in engine.policy.trained_parameters():
-        cuts = zip(p.device_mesh.mesh_dim_names, p.placements, strict=True) if isinstance(p, DTensor) else ()
-        place = [f"{axis}{p.device_mesh.get_local_rank(axis)}" for axis, how in cuts if not how.is_replicate()]
+        place: list[str] = []
+        if isinstance(p, DTensor):
+            where = zip(p.device_mesh.mesh_dim_names, p.device_mesh.get_coordinate(), p.placements, strict=True)
+            place = [f"{axis}{index}" for axis, index, how in where if not how.is_replicate()]
         bits = hashlib.sha256(local(p.detach()).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         own.append(" ".join([bits, name, *place]))
     pieces = {line for message in engine.world.gather("\n".join(own).encode()) for line in message.decode().split("\n")}
@@ -226,9 +228,9 @@ class Pool(AbstractContextManager["Pool"]):
         for pipe in self._pipes[:size]:
             pipe.send((number, size, work))
         answers = [pipe.recv() for pipe in self._pipes[:size]]
-        for rank, answer in enumerate(answers):
-            if isinstance(answer, _Raised):
-                raise RuntimeError(f"rank {rank} of {backend}: {answer.said}")
+        raised = [(rank, answer.said) for rank, answer in enumerate(answers) if isinstance(answer, _Raised)]
+        for rank, said in sorted(raised, key=lambda each: "closed by peer" in each[1]):  # first who did not just lose another
+            raise RuntimeError(f"rank {rank} of {backend}: {said}")
         return answers
 
 
