@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from areal.engine.batch import PackedBatch
 from areal.engine.net import Net
@@ -54,7 +55,19 @@ class Straight:
 
 
 def complete_gradients(net: Net) -> None:
-    """Sum what the ranks of t know of the gradients of parameters that all of them have whole: once, after the last micro-batch."""
-    for _, p in net.trained_parameters():
-        if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
-            p.grad = p.grad.redistribute(placements=p.placements)
+    """Sum what the ranks of t know of the gradients of parameters that all of them have whole: once, after the last micro-batch, in one
+    message and in float32."""
+    partial = [(p, p.grad) for _, p in net.trained_parameters() if isinstance(p.grad, DTensor) and _is_partial(p.grad)]
+    if not partial:
+        return
+    own = [grad.to_local() for _, grad in partial]
+    mesh = partial[0][1].device_mesh
+    summed = torch.cat([each.flatten().float() for each in own])
+    dist.all_reduce(summed, group=mesh.get_group())
+    sums = torch.split(summed, [each.numel() for each in own])
+    for (p, grad), piece in zip(partial, sums, strict=True):
+        p.grad = DTensor.from_local(piece.view(grad.shape).to(grad.dtype), mesh, [Replicate()], run_check=False)
+
+
+def _is_partial(grad: DTensor) -> bool:
+    return any(placement.is_partial() for placement in grad.placements)

@@ -229,7 +229,9 @@ class Pool(AbstractContextManager["Pool"]):
             pipe.send((number, size, work))
         answers = [pipe.recv() for pipe in self._pipes[:size]]
         raised = [(rank, answer.said) for rank, answer in enumerate(answers) if isinstance(answer, _Raised)]
-        for rank, said in sorted(raised, key=lambda each: "closed by peer" in each[1]):  # first who did not just lose another
+        for rank, said in sorted(
+            raised, key=lambda each: "closed by peer" in each[1]
+        ):  # first who did not just lose another
             raise RuntimeError(f"rank {rank} of {backend}: {said}")
         return answers
 

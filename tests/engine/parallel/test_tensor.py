@@ -123,6 +123,7 @@ def bytes_of(world: World, folder: str) -> tuple[int, int]:
     """Of this rank's pieces, and of the memory that they keep alive."""
     net = load_archon(folder, world, dtype="float32")
     cut_tensor(net, world)
+    net.fill(world.device)
     pieces = [local(p.detach()) for _, p in net.trained_parameters()]
     return sum(each.nbytes for each in pieces), sum(each.untyped_storage().nbytes() for each in pieces)
 
