@@ -14,6 +14,7 @@ from pathlib import Path
 
 from areal.base.errors import ConfigError
 from areal.config.backend_spec import parse_backend
+from areal.config.engine import ActorConfig
 from areal.config.learnable import cannot_learn
 from areal.config.run import RunConfig
 from areal.config.supported import reasons
@@ -27,6 +28,7 @@ def why_not(config: RunConfig) -> list[str]:
         + _model_and_queue(config)
         + _files_that_are_not_there(config)
         + _kept_in_vain(config)
+        + _cut_in_vain(config)
         + _drivers_that_are_not_there(config)
         + cannot_learn(config)
     )
@@ -114,6 +116,19 @@ def _kept_in_vain(config: RunConfig) -> list[str]:
         f"store.keep_bytes={config.store.keep_bytes}: measures the file of a run, and store.url puts it into a database; set "
         "store.keep_steps or store.keep_seconds"
     ]
+
+
+def _cut_in_vain(config: RunConfig) -> list[str]:
+    """What is said of dimensions that no net is cut along."""
+    nets = [each for each in (config.actor, config.critic, config.ref, config.teacher) if each is not None]
+    specs = [parse_backend(each.backend) for each in nets]
+    found = []
+    for key, axis in (("pipeline_chunks", "p"), ("context_parallel", "c"), ("sequence_parallel", "t")):
+        value = getattr(config.actor, key)
+        if value != ActorConfig.model_fields[key].default and all(getattr(spec, axis) == 1 for spec in specs):
+            shown = str(value).lower()
+            found.append(f"actor.{key}={shown}: no net has {axis}; take it out, or set actor.backend=archon:{axis}2")
+    return found
 
 
 def _drivers_that_are_not_there(config: RunConfig) -> list[str]:

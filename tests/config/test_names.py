@@ -237,6 +237,8 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ((*ONLINE, "rollout.agent.chat_template=no.jinja"), "rollout.agent.chat_template=no.jinja is no file"),
         ((*ONLINE, "rollout.queue_size=7"), "rollout.queue_size=7 never holds the 8 groups"),
         ((*ONLINE, "gconfig.n_samples=4", "rollout.agent.internal_token=tok-0815"), "is a task of its own"),
+        ((*ONLINE, "actor.context_parallel=ulysses"), "actor.context_parallel=ulysses: no net has c; take it out"),
+        ((*ONLINE, "actor.sequence_parallel=false"), "actor.sequence_parallel=false: no net has t; take it out"),
     ],
 )
 def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(
@@ -258,6 +260,8 @@ def test_what_is_whole_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("t.jsonl").touch()
     assert why_not(resolve(None, ONLINE).config) == []
     assert why_not(resolve(None, [*ONLINE, "evaluator.path=t.jsonl", "rollout.agent.path=a:b"]).config) == []
+    cut = ["actor.backend=archon:t2", "actor.sequence_parallel=false"]
+    assert why_not(resolve(None, [*ONLINE, *cut]).config) == []
 
 
 def test_T109_the_default_admin_key_is_refused_beyond_loopback() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from areal.engine.parallel.tensor import cut_tensor
 from areal.engine.parallel.world import World, local, replicas
 from tests.engine.parallel.conftest import WriteNet
 from tests.engine.parallel.pool import Case, Pool, alone
-from tests.engine.parallel.test_twins import WEIGHTS, assert_twins
+from tests.engine.parallel.test_twins import WEIGHTS, apart, assert_twins
 
 GroupRows = Callable[..., list[Row]]
 
@@ -31,7 +32,7 @@ def test_T088_norms_on_all_tensor_ranks_stay_equal_to_the_bit(
     pool: Pool, write_net: WriteNet, group_rows: GroupRows, sequence_parallel: bool
 ) -> None:
     case = Case("archon:t2", str(write_net()), group_rows(), settings={"max_tokens_per_mb": 64})
-    ours = pool.run(Case(**vars(case) | {"settings": dict(case.settings) | {"sequence_parallel": sequence_parallel}}))
+    ours = pool.run(replace(case, settings=dict(case.settings) | {"sequence_parallel": sequence_parallel}))
     assert ours.replicas_equal
     assert "model.layers.0.self_attn.q_norm.weight" in ours.weights
     assert_twins(ours, alone(case))
@@ -66,6 +67,19 @@ def test_tensor_ranks_train_as_one_process(
     for mine, expected in zip(ours.scores, theirs.scores, strict=True):
         assert mine == pytest.approx(expected, abs=2e-6)
     assert ours.stats[0]["entropy"] == pytest.approx(theirs.stats[0]["entropy"], rel=1e-6)
+
+
+@pytest.mark.heavy
+def test_bfloat16_on_four_processes_is_as_near_to_float32_as_on_one(
+    pool: Pool, write_net: WriteNet, group_rows: GroupRows
+) -> None:
+    case = Case("archon:t2c2", str(write_net()), group_rows(groups=3), settings={"max_tokens_per_mb": 64})
+    exact = alone(case)
+    case = replace(case, settings=dict(case.settings) | {"dtype": "bfloat16"})
+    ours, theirs = pool.run(case), alone(case)
+    assert ours.replicas_equal
+    for name, gradient in exact.gradients.items():
+        assert apart(ours.gradients[name], gradient) <= 2 * apart(theirs.gradients[name], gradient) + 1e-3, name
 
 
 @pytest.mark.heavy
