@@ -18,6 +18,9 @@ from areal.config.engine import ContextKind
 from areal.engine.settings import EngineSettings
 from areal.models.dense_config import DenseConfig, read_config
 
+_ALIGNED = 8
+"""Numbers in 16 bytes, of bfloat16: rows of torch's grouped matmul begin at multiples of that."""
+
 
 def check_fits(
     spec: BackendSpec,
@@ -91,11 +94,17 @@ def _pipeline(spec: BackendSpec, config: DenseConfig, chunks: int) -> list[str]:
 
 
 def _experts(spec: BackendSpec, config: DenseConfig) -> list[str]:
-    if spec.e * spec.et == 1:
-        return []
     if not config.experts:
-        return [f"e{spec.e} splits experts, and it has none; leave e out"]
+        return [f"e{spec.e} splits experts, and it has none; leave e out"] if spec.e * spec.et > 1 else []
     reasons = []
+    same = spec.stage_size // (spec.e * spec.et)
+    if config.experts // spec.e % same and config.hidden % same:
+        reasons.append(
+            f"{same} ranks have the same experts, and neither those nor their hidden size of {config.hidden} can be cut into as many "
+            f"pieces; a larger e fits"
+        )
+    if odd := [n for n in (config.hidden, config.moe_intermediate // spec.et) if n % _ALIGNED]:
+        reasons.append(f"an expert's maps of width {odd[0]} on a rank are not computed; multiples of {_ALIGNED} fit")
     if config.experts % spec.e:
         reasons.append(
             f"e{spec.e} must divide its {config.experts} experts; e of {listed(divisors(config.experts))} fits"

@@ -73,6 +73,24 @@ def test_ulysses_is_taken_where_it_fits() -> None:
     assert context_kind(parse_backend("archon:c3"), SMOLLM2, "allgather") == "allgather"
 
 
+@pytest.mark.parametrize(
+    ("layout", "changes", "reason"),
+    [
+        (
+            "archon:(attn:d2|ffn:t2)",
+            {"moe_intermediate": 24},
+            r"width 12 on a rank are not computed; multiples of 8 fit",
+        ),
+        ("archon:d5", {}, r"5 ranks have the same experts, and neither those nor their hidden size of 576"),
+    ],
+)
+def test_experts_that_cannot_be_cut_so_are_refused(layout: str, changes: dict[str, int], reason: str) -> None:
+    sparse = replace(SMOLLM2, **{"experts": 8, "experts_per_token": 2, "moe_intermediate": 16} | changes)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=reason):
+        check_fits(parse_backend(layout), sparse)
+    check_fits(parse_backend("archon:(attn:d12|ffn:t2e2)"), replace(sparse, experts=8, moe_intermediate=16))
+
+
 def test_experts_under_t_need_sequence_parallel() -> None:
     with pytest.raises(ConfigError, match=r"t3 with experts needs actor.sequence_parallel=true"):
         check_fits(parse_backend("archon:t3"), replace(SMOLLM2, experts=4), sequence_parallel=False)
@@ -91,7 +109,7 @@ def test_a_pipeline_needs_a_layer_for_each_stage() -> None:
 def test_experts_are_split_where_there_are_some() -> None:
     with pytest.raises(ConfigError, match="e2 splits experts, and it has none; leave e out"):
         check_fits(parse_backend("archon:d2e2"), SMOLLM2)
-    sparse = replace(SMOLLM2, experts=6, experts_per_token=2, moe_intermediate=9)
+    sparse = replace(SMOLLM2, experts=6, experts_per_token=2, moe_intermediate=24)
     check_fits(parse_backend("archon:d6e3"), sparse)
     with pytest.raises(ConfigError, match="e4 must divide its 6 experts; e of 1, 2, 3 or 6 fits"):
         check_fits(parse_backend("archon:d4e4"), sparse)
