@@ -126,7 +126,9 @@ class Launch:
         ready = await self._start_servers(stack, [job for each in jobs.values() for job in each])
         leaders = {net: ready[sum(map(len, list(jobs.values())[:number]))] for number, net in enumerate(jobs)}
         ranks = {
-            net: await stack.enter_async_context(EngineClient(facts["url"], self.token))
+            net: await stack.enter_async_context(
+                EngineClient(facts["url"], self.token, within_s=self.config.actor.step_timeout_seconds)
+            )
             for net, facts in leaders.items()
         }
         return self.servers, ranks

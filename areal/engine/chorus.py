@@ -29,7 +29,7 @@ from areal.engine.link import Link
 from areal.engine.place import Place
 
 _LINES = 12  # of a rank's log or stack; the run shows the last 20 of what its leader says
-LAST_RESORT = 4  # times `patience`: when a process that is late ends itself
+LAST_RESORT = 1.5  # times `patience`: when a process that is late and has not been asked ends itself
 _THREAD = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
 _ENGINE = "engine/performer.py"
 R = TypeVar("R")
@@ -112,8 +112,10 @@ class Leader:
         replies = {name: part.result() for name, part in parts.items() if part.done()}
         if failed := {name: reply for name, reply in replies.items() if isinstance(reply, Failed)}:
             return _alone(command, failed)
+        standing: dict[str, Standing | None] = {
+            self._place.name: self._standing(0)
+        }  # first: it also holds off the last resort
         asked = await asyncio.gather(*(self._ask(peer, 2 * patience(within_s)) for peer in self._peers))
-        standing: dict[str, Standing | None] = {self._place.name: self._standing(0)}
         standing |= {peer.name: said for peer, said in zip(self._peers, asked, strict=True)}
         said = [_not_done(command, within_s)]
         at_work = {name: one for name, one in standing.items() if one is not None and one.stack}

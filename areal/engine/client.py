@@ -5,7 +5,8 @@
         manifest = await engine.publish(version=4, retire=[2])
     written = await engine.begin_save(path, 4, full=True)      # training goes on; `await written` waits for the disk
 
-Of a net on several ranks it is the leader, rank 0, that it talks to. No time-outs here: the ranks watch each other (chorus.py). A link that breaks
+Of a net on several ranks it is the leader, rank 0, that it talks to. The ranks watch each other (chorus.py); only where none of them says
+anything, this end does. A link that breaks
 is ProcessDied for every call that waits and every later one; the rank's last log lines come from its scheduler. What a rank refuses is raised here
 as the error it raised there. No torch.
 """
@@ -21,8 +22,12 @@ import numpy as np
 from areal.base.errors import ProcessDied
 from areal.base.types import FloatArray
 from areal.engine import commands
+from areal.engine.chorus import patience
 from areal.engine.commands import Command, Done, Published, Reply, Row, Scored, Stepped
 from areal.engine.link import Link, raise_if_failed
+
+LAST_WORD = 6
+"""Times `patience`: when nobody else is to be waited for."""
 
 _Reply = TypeVar("_Reply", Scored, Stepped, Published, Done)
 
@@ -30,9 +35,11 @@ _Reply = TypeVar("_Reply", Scored, Stepped, Published, Done)
 class EngineClient:
     """One link to one rank. Calls may overlap; the rank takes them one at a time, in the order sent."""
 
-    def __init__(self, url: str, token: str) -> None:
-        """url: tcp://HOST:PORT as the rank reported. Entering connects; raises as Link does."""
+    def __init__(self, url: str, token: str, *, within_s: float | None = None) -> None:
+        """url: tcp://HOST:PORT as the rank reported. within_s: what the ranks allow themselves for a command; one that has not answered
+        well after that hangs. Entering connects; raises as Link does."""
         self.url = url
+        self._limit_s = None if within_s is None else within_s + LAST_WORD * patience(within_s)
         self._link = Link(url, token)
         self._next = 0
 
@@ -100,7 +107,16 @@ class EngineClient:
         return self._next
 
     async def _call(self, command: Command, expected: type[_Reply]) -> _Reply:
-        return self._expected(await self._link.ask(command), expected, type(command).__name__)
+        asked = type(command).__name__
+        try:
+            async with asyncio.timeout(self._limit_s):
+                reply = await self._link.ask(command)
+        except TimeoutError:
+            raise ProcessDied(
+                f"the rank at {self.url}, which leads its net, hangs: it has not answered {asked} for {self._limit_s:.0f} s "
+                "(actor.step_timeout_seconds and some more); see its log, and whether it was stopped"
+            ) from None
+        return self._expected(reply, expected, asked)
 
     def _expected(self, reply: Reply, expected: type[_Reply], asked: str) -> _Reply:
         raise_if_failed(reply)

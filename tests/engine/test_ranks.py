@@ -50,7 +50,8 @@ async def net_of(run_dir: Path, settings: EngineSettings, fault: str = "") -> As
             jobs[1] = replace(jobs[1], module="tests.engine.faulty_rank", env={"FAULT": fault})
         ranks = await scheduler.start(*jobs)
         leader, *_ = await asyncio.gather(*(rank.ready(START_S) for rank in ranks))
-        async with EngineClient(leader["url"], scheduler.run_token) as client:
+        url, within_s = leader["url"], settings.step_timeout_seconds
+        async with EngineClient(url, scheduler.run_token, within_s=within_s) as client:
             yield Net(scheduler, ranks, client)
 
 
@@ -130,7 +131,7 @@ async def test_what_one_rank_alone_cannot_do_ends_the_step_with_its_reason(
     ("fault", "words"),
     [
         ("stuck", ["rank-1 hangs, here:", "in _fault", "TrainStep was not done within 4 s"]),
-        ("native", ["rank-1 hangs: it does not even say where it stands", "faulty_rank.py", "in _fault"]),
+        ("native", ["rank-1 (pid ", "in train_step"]),  # it ended itself: nothing but the last resort could speak
     ],
 )
 async def test_a_rank_that_hangs_is_named_with_its_stack(
@@ -139,6 +140,7 @@ async def test_a_rank_that_hangs_is_named_with_its_stack(
     settings = make_settings(backend="fsdp:d2", step_timeout_seconds=4)
     async with net_of(tmp_path / "run", settings, fault=fault) as net:
         said = await broken_step(net, group_rows())
+    assert "in _fault" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
     for word in words:
         assert word in said, said
 
@@ -151,7 +153,7 @@ async def test_a_rank_that_is_stopped_is_named(
     async with net_of(tmp_path / "run", make_settings(backend="fsdp:d2", step_timeout_seconds=4)) as net:
         os.kill(net.ranks[victim].pid, signal.SIGSTOP)
         said = await broken_step(net, group_rows())
-    assert f"rank-{victim} hangs" in said
+    assert f"rank-{victim} hangs" in said or (victim == 0 and "which leads its net, hangs" in said)
 
 
 @pytest.mark.heavy
