@@ -25,7 +25,7 @@ from areal.engine.parallel.schedule import stage_layers
 from areal.engine.parallel.world import World, local
 from areal.models.decoder import Decoder
 from areal.models.dense_config import DenseConfig, read_config
-from areal.models.experts import Routing
+from areal.models.experts import Router, Routing
 from areal.models.hf_names import EMBEDDING, HEAD, Parts, parts_of
 from areal.models.hf_weights import WeightFiles
 from areal.models.value_head import ValueHead
@@ -149,21 +149,26 @@ def load_archon(
     folder = Path(model_dir)
     config = read_config(folder)
     files = WeightFiles(folder)
-    files.check(config.parameter_shapes())
+    biases = {name: shape for name, shape in config.router_bias_shapes().items() if name in files.shapes}
+    files.check(config.parameter_shapes() | biases)
     if config.tied:
         files.refuse_untied((EMBEDDING, HEAD))
     pieces = stage_layers(config.layers, world.size("p") * chunks)
     own = pieces[world.index("p") :: world.size("p")]
-    stages = [_stage(config, layers, DTYPES[dtype], critic=critic) for layers in own]
+    stages = [_stage(config, layers, DTYPES[dtype], critic=critic, biased=bool(biases)) for layers in own]
     net = ArchonNet(config, stages, files)
     if world.mesh is None:
         net.fill(world.device)
     return net
 
 
-def _stage(config: DenseConfig, layers: range, dtype: torch.dtype, *, critic: bool) -> Stage:
+def _stage(config: DenseConfig, layers: range, dtype: torch.dtype, *, critic: bool, biased: bool) -> Stage:
+    """biased: the folder's routers have biases."""
     with torch.device("meta"):
         decoder = Decoder(config, layers).to(dtype)
+    for module in decoder.modules():
+        if biased and isinstance(module, Router):
+            module.add_bias()
     last = decoder.lm_head is not None
     if critic:
         decoder.lm_head = None

@@ -56,7 +56,7 @@ class DenseNet:
     def load(cls, folder: Path, *, dtype: torch.dtype, device: torch.device, positions: int) -> DenseNet:
         """From a model folder. positions: the longest sequence it will see. Raises ConfigError."""
         config = read_config(folder)
-        tensors = load_tensors(folder, config.parameter_shapes())
+        tensors = load_tensors(folder, config.parameter_shapes(), config.router_bias_shapes())
         return cls.from_tensors(config, tensors, dtype=dtype, device=device, positions=positions)
 
     @classmethod
@@ -72,16 +72,21 @@ class DenseNet:
     ) -> DenseNet:
         """From Hugging Face names (see DenseConfig.parameter_shapes). Nothing is shared with the given tensors: they may
         be freed or overwritten afterwards. Raises ShapeError."""
-        check_tensors(tensors, config.parameter_shapes())
+        check_tensors(tensors, config.parameter_shapes(), config.router_bias_shapes())
 
         def get(name: str) -> Tensor:
             return tensors[name].to(device=device, dtype=dtype)
 
+        biases = {
+            name: tensors[name].to(device=device, dtype=torch.float32, copy=True)
+            for name in config.router_bias_shapes()
+            if name in tensors
+        }
         embedding = get("model.embed_tokens.weight").clone()
         return cls(
             config,
             embedding,
-            [_fuse_layer(config, layer, get) for layer in range(config.layers)],
+            [_fuse_layer(config, layer, get, biases) for layer in range(config.layers)],
             get("model.norm.weight").clone(),
             Linear(embedding if config.tied else get("lm_head.weight")),
             rotation_table(config.rope.inverse_frequencies(config.head_dim), positions, device),
@@ -122,7 +127,7 @@ def causal(config: DenseConfig) -> Attend:
     return attend
 
 
-def _fuse_layer(config: DenseConfig, layer: int, get: Callable[[str], Tensor]) -> _Layer:
+def _fuse_layer(config: DenseConfig, layer: int, get: Callable[[str], Tensor], biases: Mapping[str, Tensor]) -> _Layer:
     at = f"model.layers.{layer}."
 
     def projection(name: str, *, paired: bool, kind: str = "weight") -> Tensor:
@@ -144,13 +149,13 @@ def _fuse_layer(config: DenseConfig, layer: int, get: Callable[[str], Tensor]) -
             projection("o", paired=False), projection("o", paired=False, kind="bias") if config.o_bias else None
         ),
         mlp_norm=get(f"{at}post_attention_layernorm.weight").clone(),
-        mlp=_fuse_experts(config, f"{at}mlp.", get)
+        mlp=_fuse_experts(config, f"{at}mlp.", get, biases)
         if config.is_sparse(layer)
         else GatedMlp(*(get(f"{at}mlp.{name}_proj.weight") for name in ("gate", "up", "down"))),
     )
 
 
-def _fuse_experts(config: DenseConfig, at: str, get: Callable[[str], Tensor]) -> Experts:
+def _fuse_experts(config: DenseConfig, at: str, get: Callable[[str], Tensor], biases: Mapping[str, Tensor]) -> Experts:
     def stacked(name: str) -> Tensor:
         return torch.stack([get(f"{at}experts.{expert}.{name}_proj.weight") for expert in range(config.experts)])
 
@@ -159,6 +164,7 @@ def _fuse_experts(config: DenseConfig, at: str, get: Callable[[str], Tensor]) ->
         stacked("gate"),
         stacked("up"),
         stacked("down"),
+        bias=biases.get(f"{at}gate.e_score_correction_bias"),
         per_token=config.experts_per_token,
         normed=config.norm_topk,
     )

@@ -127,6 +127,11 @@ class DenseConfig:
             shapes["lm_head.weight"] = (self.vocab_size, d)
         return shapes
 
+    def router_bias_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What may lie on disk beside the parameters: of each sparse layer a bias on its choice of experts (models/experts.py)."""
+        layers = filter(self.is_sparse, range(self.layers))
+        return {f"model.layers.{layer}.mlp.gate.e_score_correction_bias": (self.experts,) for layer in layers}
+
     def _mlp_shapes(self, at: str, layer: int) -> dict[str, tuple[int, ...]]:
         maps, width, shapes = [at], self.intermediate, dict[str, tuple[int, ...]]()
         if self.is_sparse(layer):

@@ -81,7 +81,10 @@ class Router(nn.Module):
         self.register_buffer("e_score_correction_bias", None)
 
     def add_bias(self) -> None:
-        """Begin with a bias of 0 on each expert, for the choice alone (arXiv:2408.15664): no weight and no gradient knows it."""
+        """Begin with a bias of 0 on each expert, for the choice alone (arXiv:2408.15664), unless there is one: no weight and no gradient
+        knows it."""
+        if self.e_score_correction_bias is not None:
+            return
         zeros = torch.zeros(len(self.weight), dtype=torch.float32, device=self.weight.device)
         self.register_buffer("e_score_correction_bias", zeros)
 

@@ -27,6 +27,8 @@ from areal.base.errors import ConfigError, ShapeError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+_NONE: Shapes = {}
+
 TIED = ("model.embed_tokens.weight", "lm_head.weight")
 
 _COMPARED_BYTES = 64 << 20
@@ -37,8 +39,8 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
-def load_tensors(folder: Path, shapes: Shapes) -> dict[str, Tensor]:
-    """Every parameter of `shapes` from the folder, in the files' own dtype. Raises ConfigError naming the file."""
+def load_tensors(folder: Path, shapes: Shapes, optional: Shapes = _NONE) -> dict[str, Tensor]:
+    """Every parameter of `shapes` from the folder, and what there is of `optional`, in the files' own dtype. Raises ConfigError naming the file."""
     tensors: dict[str, Tensor] = {}
     ends: dict[str, Path] = {}
     for path in weight_files(folder):
@@ -47,14 +49,14 @@ def load_tensors(folder: Path, shapes: Shapes) -> dict[str, Tensor]:
                 for name in file.keys():  # noqa: SIM118  (no mapping)
                     if name in TIED:
                         ends[name] = path
-                    if name in shapes:
+                    if name in shapes or name in optional:
                         tensors[name] = file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read: {error}; download or convert the model again") from error
     if "lm_head.weight" not in shapes and len(ends) == len(TIED):
         refuse_untied(folder, ends)
     try:
-        check_tensors(tensors, shapes)
+        check_tensors(tensors, shapes, optional)
     except ShapeError as error:
         raise ConfigError(f"{folder}: {error}; its config.json and weights do not belong together") from error
     return tensors
@@ -169,11 +171,14 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in names)
 
 
-def check_tensors(tensors: Mapping[str, Tensor], shapes: Shapes, *, finite: bool = False) -> None:
-    """Raises ShapeError unless exactly the names of `shapes` are there, in their shapes (and without NaN or infinity).
+def check_tensors(
+    tensors: Mapping[str, Tensor], shapes: Shapes, optional: Shapes = _NONE, *, finite: bool = False
+) -> None:
+    """Raises ShapeError unless exactly the names of `shapes` are there, and of `optional` some, in their shapes (and without NaN or infinity).
 
     A redundant lm_head.weight beside tied embeddings is let through: whoever fuses the tensors does not read it."""
     missing = sorted(shapes.keys() - tensors.keys())
+    shapes = {**shapes, **{name: shape for name, shape in optional.items() if name in tensors}}
     unknown = sorted(tensors.keys() - shapes.keys() - {"lm_head.weight"})
     if missing or unknown:
         raise ShapeError(

@@ -160,7 +160,8 @@ class NativeBackend:
                 raise WeightsRefused("load", f"the manifest is of version {manifest.get('version')!r}, not {version}")
             tensors = self._receive(manifest)
             attempt.arrow = "verify"
-            check_tensors(tensors, serving.config.parameter_shapes(), finite=True)
+            config = serving.config
+            check_tensors(tensors, config.parameter_shapes(), config.router_bias_shapes(), finite=True)
             return DenseNet.from_tensors(
                 serving.config,
                 tensors,
