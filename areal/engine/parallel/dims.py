@@ -97,12 +97,6 @@ def _experts(spec: BackendSpec, config: DenseConfig) -> list[str]:
     if not config.experts:
         return [f"e{spec.e} splits experts, and it has none; leave e out"] if spec.e * spec.et > 1 else []
     reasons = []
-    same = spec.stage_size // (spec.e * spec.et)
-    if config.experts // spec.e % same and config.hidden % same:
-        reasons.append(
-            f"{same} ranks have the same experts, and neither those nor their hidden size of {config.hidden} can be cut into as many "
-            f"pieces; a larger e fits"
-        )
     if odd := [n for n in (config.hidden, config.moe_intermediate // spec.et) if n % _ALIGNED]:
         reasons.append(f"an expert's maps of width {odd[0]} on a rank are not computed; multiples of {_ALIGNED} fit")
     if config.experts % spec.e:

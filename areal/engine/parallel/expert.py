@@ -59,12 +59,12 @@ def shard_experts(net: Net, mesh: DeviceMesh | None, policy: MixedPrecisionPolic
 
 
 def _even(experts: Experts, ranks: int) -> Callable[[nn.Parameter], Shard]:
-    """By whole experts where that gives every rank as many, else along the hidden size."""
+    """By whole experts where that gives every rank as many, else along the hidden size; where that does not go either, some have an expert less."""
 
     def place(parameter: nn.Parameter) -> Shard:
-        if local(parameter).shape[0] % ranks == 0:
-            return Shard(0)
-        return Shard(1 if parameter is experts.down_proj else 2)
+        hidden = 1 if parameter is experts.down_proj else 2
+        uneven = local(parameter).shape[0] % ranks and parameter.shape[hidden] % ranks == 0
+        return Shard(hidden if uneven else 0)
 
     return place
 

@@ -81,7 +81,7 @@ def test_ulysses_is_taken_where_it_fits() -> None:
             {"moe_intermediate": 24},
             r"width 12 on a rank are not computed; multiples of 8 fit",
         ),
-        ("archon:d5", {}, r"5 ranks have the same experts, and neither those nor their hidden size of 576"),
+        ("archon:(attn:d2|ffn:t2)", {"moe_intermediate": 40}, r"width 20 on a rank are not computed"),
     ],
 )
 def test_experts_that_cannot_be_cut_so_are_refused(layout: str, changes: dict[str, int], reason: str) -> None:
