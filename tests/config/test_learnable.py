@@ -184,3 +184,14 @@ def test_what_says_it_here_exists() -> None:
     words = {word for text in ELSEWHERE.values() for word in re.findall(r"(?:actor|gconfig)\.[a-z_.]*[a-z_]", text)}
     assert words <= paths_of(RunConfig)
     assert not {path for path in paths_of(RunConfig) if said_by(path)}
+
+
+def test_what_balances_experts_is_refused_where_nothing_would() -> None:
+    reasons = why_not(load("actor.moe_aux_loss=0.01", "actor.moe_bias_rate=0.01", *GROUPED))
+    assert [reason for reason in reasons if "moe" in reason] == [
+        f"actor.{key}=0.01: actor.backend=fsdp:d1 does not use it; take it out, or use archon"
+        for key in ("moe_aux_loss", "moe_bias_rate")
+    ]
+    reasons = why_not(load("actor.backend=archon:d1", "actor.moe_aux_loss=0.01", "actor.moe_bias_rate=0.01", *GROUPED))
+    [bias] = [reason for reason in reasons if "moe" in reason]
+    assert bias.startswith("actor.moe_bias_rate=0.01: what samples does not know")
