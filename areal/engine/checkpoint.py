@@ -1,9 +1,13 @@
-"""What a rank writes to disk: a model folder that transformers loads, and beside it the state to go on from, bit for bit.
+"""What the ranks of a net write to disk: a model folder that transformers loads, and beside it the state to go on from, bit for bit.
 
-    held = hold(named_tensors, config_files)                   # a copy in host memory: training may go on
-    held = hold(named_tensors, config_files, state, facts)     # with optimizer moments, masters and RNG
-    write(path, held, source_dir, step=120, about={})      # config.json, model.safetensors, tokenizer files, the mark last
-    weights, recovery = read(path, net, world)             # checked: they are this net's, and every byte is what was written
+    held = hold(named_tensors, config_files)                         # a copy in host memory: training may go on
+    held = hold(named_tensors, config_files, state, facts)           # with optimizer moments, masters and RNG
+    write(path, held, source_dir, step=120, about={})                # config.json, model.safetensors, tokenizer files, the mark last
+    with opened(path, net, world) as saved: ...                      # checked: it is this net's, and every byte is what was written
+
+Of a net on several processes each holds its own pieces and nothing is gathered. `write` falls into three: begin(path) makes the folder, on
+the leader; write_own(path, rank, held) writes a rank's pieces into it, on every rank; finish(...), on the leader, makes model.safetensors from
+the pieces of the weights, which lie there for that long, one tensor in memory at a time, and sets the mark. The ranks see one file system.
 
 A folder is complete or absent: it is written aside, synced, marked (checkpoint_files.py), then renamed; an older folder of that
 name goes only after that. Tied weights stand once, under their first name. Everything is safetensors and JSON: nothing in a
@@ -15,11 +19,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -27,109 +33,200 @@ from areal.base.atomic import sync_folder
 from areal.base.errors import CheckpointError, ConfigError
 from areal.engine.checkpoint_files import FORMAT, MARK, STATE, File, Mark, damage, describe, read_mark, write_mark
 from areal.engine.net import Net
+from areal.engine.parallel.pieces import fill
 from areal.engine.parallel.world import World
-from areal.models.hf_names import part_shape
-from areal.weights.tensor_file import write_tensor_file
+from areal.engine.piece_files import HeldPiece, SavedPieces, own_pieces, write_pieces
+from areal.models.hf_names import Parts, part_shape, to_disk
+from areal.models.hf_weights import WeightFiles
+from areal.weights.tensor_file import write_tensor_stream
 
 WEIGHTS = "model.safetensors"
-OPTIMIZER = "recovery/optimizer.safetensors"
+_PIECES = "recovery/pieces-{}.safetensors"
+_WEIGHT_PIECES = ".weights-{}.safetensors"  # gone when the checkpoint is whole
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx", ".pkl", ".index.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """tensors: optimizer moments, masters, RNG. facts: JSON values (step, optimizer steps, ...)."""
+    """pieces: of optimizer moments, masters, RNG, what this process writes. facts: JSON values (step, optimizer steps, ...)."""
 
-    tensors: Mapping[str, Tensor]
+    pieces: Mapping[str, HeldPiece]
     facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A net's state as it was, in host memory that nothing else refers to; config: of its model, as JSON files."""
+    """What this process writes of a net's state as it was, in host memory that nothing else refers to. parts: what lies on disk of one of
+    the weights. config: of the model, as JSON files. alone: there are no other processes, so the weights are whole."""
 
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, HeldPiece]
+    parts: Callable[[str], Parts]
     config: Mapping[str, bytes]
     recovery: Recovery | None
+    alone: bool
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
-        tensors = [*self.weights.values(), *(self.recovery.tensors.values() if self.recovery else ())]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        """Of all numbers."""
+        pieces = [*self.weights.values(), *(self.recovery.pieces.values() if self.recovery else ())]
+        return sum(held.piece.bytes for held in pieces)
 
 
-@torch.no_grad()
 def hold(
     weights: Iterable[tuple[str, Tensor]],
     config: Mapping[str, bytes],
     state: Iterable[tuple[str, Tensor]] | None = None,
     facts: Mapping[str, Any] | None = None,
+    *,
+    parts: Callable[[str], Parts] = lambda name: {name: ()},
+    world: World | None = None,
 ) -> Held:
-    """Copy everything that a later training step may change. state and facts: of the Recovery, where there is to be one."""
-    recovery = None if state is None else Recovery(_copies(state), dict(facts or {}))
-    return Held(_copies(weights), config, recovery)
+    """Copy everything that a later training step may change, each distinct piece on the first process that has it. state and facts: of the
+    Recovery, where there is to be one. Every process of the world calls it; what they tell each other is who has what."""
+    world = world or World.alone()
+    recovery = None if state is None else Recovery(own_pieces(state, world), dict(facts or {}))
+    return Held(own_pieces(weights, world), parts, config, recovery, world.mesh is None)
 
 
 def write(
-    path: str | os.PathLike[str], held: Held, source_dir: str, *, step: int, about: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    held: Held,
+    source_dir: str,
+    *,
+    step: int,
+    about: Mapping[str, Any] | None = None,
+    world: World | None = None,
 ) -> None:
-    """Write the folder `path`. source_dir: where tokenizer, template and generation settings are copied from. about: for the mark.
+    """Write the folder `path`; of several processes all do it together. source_dir: where tokenizer, template and generation settings are
+    copied from. about: for the mark.
 
-    Raises CheckpointError with the path and the reason, a full disk for example; then `path` is as it was before."""
-    target = Path(path)
-    aside = target.with_name(f".{target.name}.partial")
+    Raises CheckpointError with the path and the reason, a full disk for example, on every process; then `path` is as it was before."""
+    world = world or World.alone()
+    files: dict[str, File] = {}
     try:
+        _all_do(world, lambda: begin(path) if world.leader else None)
+        for said in _all_do(world, lambda: write_own(path, world.rank, held)):
+            files |= msgspec.convert(said, dict[str, File])
+        _all_do(world, lambda: finish(path, held, files, source_dir, step=step, about=about) if world.leader else 0)
+    finally:
+        if world.leader:
+            abandon(path)
+
+
+def begin(path: str | os.PathLike[str]) -> None:
+    """Make the folder that is written into. Raises CheckpointError where that cannot be."""
+    target = Path(path)
+    with _named(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(mode=0o700)
+        abandon(target)
+        (_aside(target) / "recovery").mkdir(mode=0o700, parents=True)
+        _aside(target).chmod(0o700)
+
+
+def write_own(path: str | os.PathLike[str], rank: int, held: Held) -> dict[str, File]:
+    """Write what this process holds into the folder that the leader began; on disk when it returns the files' entries."""
+    target, files = Path(path), {}
+    aside = _aside(target)
+    with _named(target):
+        if held.weights and not held.alone:
+            name = _WEIGHT_PIECES.format(rank)
+            files[name] = write_pieces(aside / name, held.weights, durable=False)
+        if held.recovery is not None and held.recovery.pieces:
+            name = _PIECES.format(rank)
+            files[name] = write_pieces(aside / name, held.recovery.pieces)
+    return files
+
+
+def finish(
+    path: str | os.PathLike[str],
+    held: Held,
+    pieces: Mapping[str, File],
+    source_dir: str,
+    *,
+    step: int,
+    about: Mapping[str, Any] | None = None,
+) -> int:
+    """Make a checkpoint of the folder. held: the leader's; pieces: what write_own returned on all processes. Returns the bytes of its tensors."""
+    target = Path(path)
+    aside = _aside(target)
+    with _named(target):
         _copy_companions(Path(source_dir), aside)
         for name, data in held.config.items():
             (aside / name).write_bytes(data)
-        large = {WEIGHTS: _tensor_file(aside / WEIGHTS, held.weights)}
-        if held.recovery is not None:
-            (aside / "recovery").mkdir(mode=0o700)
-            large[OPTIMIZER] = _tensor_file(aside / OPTIMIZER, held.recovery.tensors)
+        large = {name: file for name, file in pieces.items() if name.startswith("recovery/")}
+        parted = [aside / name for name in pieces if name not in large]
+        large[WEIGHTS] = _write_model(aside / WEIGHTS, held, parted)
+        for file in parted:
+            file.unlink()
+        if held.recovery is None:
+            (aside / "recovery").rmdir()
+        else:
             (aside / STATE).write_text(json.dumps(dict(held.recovery.facts), indent=1))
         small = [file for file in sorted(aside.rglob("*")) if file.is_file() and file.suffix != ".safetensors"]
         files = {str(file.relative_to(aside)): describe(file) for file in small} | large
         _sync(small)
-        for folder in {aside / name for name in files}:
-            sync_folder(folder.parent)
+        for folder in {(aside / name).parent for name in files}:
+            sync_folder(folder)
         write_mark(aside, Mark(FORMAT, step, files, dict(about or {})))
         put_in_place(aside, target)
-    except OSError as error:
-        raise CheckpointError(f"{target} could not be written: {error.strerror or error}; free space there") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    return sum(file.bytes for file in large.values())
 
 
-def read(
-    path: str | os.PathLike[str], policy: Net, world: World | None = None
-) -> tuple[dict[str, Tensor], Recovery | None]:
-    """The folder's weights, which are known to fit the policy, and its recovery state if it has one, all whole and named as on disk. Changes nothing. Every
-    process of the policy's world reads, and raises what any other does.
+def abandon(path: str | os.PathLike[str]) -> None:
+    """What was begun and is not finished goes."""
+    shutil.rmtree(_aside(Path(path)), ignore_errors=True)
+
+
+class Saved:
+    """An open checkpoint. facts: its JSON values, None where it is a model and nothing more."""
+
+    def __init__(self, folder: Path, weights: WeightFiles, state: SavedPieces, facts: Mapping[str, Any] | None) -> None:
+        self._folder = folder
+        self._weights = weights
+        self._state = state
+        self.facts = facts
+
+    def state(self, places: Mapping[str, Tensor], *, prefix: str, world: World) -> dict[str, Tensor]:
+        """What this process holds of the state: `places` says which tensors it may have and how each is cut; those that begin with `prefix`
+        are wanted whole. On the CPU. Every process of the world calls it.
+
+        Raises ConfigError, on every process, if it is another net's."""
+        shapes = self._state.shapes
+        for name in places.keys() & shapes.keys():
+            if shapes[name] != (shape := tuple(places[name].shape)):
+                raise ConfigError(
+                    f"{name} of {self._folder} has shape {shapes[name]}, the model's {shape}; it belongs to another model"
+                )
+        known = _names(places, world)
+        if strange := sorted(name for name in shapes if name not in known and not name.startswith(prefix)):
+            raise ConfigError(
+                f"{self._folder} holds {strange[0]!r}, which this model does not have; it belongs to another model"
+            )
+        found = {name: self._state.read(name, like=place) for name, place in places.items() if name in shapes}
+        return found | {name: self._state.whole(name) for name in shapes if name.startswith(prefix)}
+
+    def weights_into(self, parts: Parts, tensor: Tensor) -> None:
+        """Read what this process holds of one of the net's tensors."""
+        fill(tensor, parts, self._weights)
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], policy: Net, world: World | None = None) -> Iterator[Saved]:
+    """The checkpoint, whose weights are known to fit the policy. Nothing is changed. Every process of the policy's world opens it, whatever
+    layout wrote it, and raises what any other does; each checks some of the files.
 
     Raises ConfigError if the folder belongs to another model, CheckpointError if it is no checkpoint or not what was written."""
-    folder = Path(path)
+    folder, world = Path(path), world or World.alone()
     mark = read_mark(folder)
-    if found := damage(folder, recovery=False):
-        raise CheckpointError(f"{found}; resume from an earlier checkpoint")
-    tensors = _read(folder / WEIGHTS)
-    own = {
-        on_disk: part_shape(place, tuple(tensor.shape))
-        for name, tensor in policy.named_tensors()
-        for on_disk, place in policy.parts(name).items()
-    }
-    if difference := sorted(_names(own, world) ^ tensors.keys()):
-        raise ConfigError(f"{folder} belongs to another model: {difference[0]!r} is in only one of both")
-    for name, shape in own.items():
-        if shape != tuple(tensors[name].shape):
-            shapes = f"{tuple(tensors[name].shape)}, not {shape}"
-            raise ConfigError(f"{folder} belongs to another model: {name} has shape {shapes}")
-    if not mark.resumable:
-        return tensors, None
-    return tensors, Recovery(_read(folder / OPTIMIZER), json.loads((folder / STATE).read_text()))
+    found = damage(folder, recovery=False, part=(world.rank, world.spec.size)) or ""
+    if said := [message.decode() for message in world.gather(found.encode()) if message]:
+        raise CheckpointError(f"{said[0]}; resume from an earlier checkpoint")
+    state = [folder / name for name in mark.files if name.startswith("recovery/") and name.endswith(".safetensors")]
+    weights = WeightFiles(folder)
+    _check_fits(folder, weights, policy, world)
+    with SavedPieces(state) as pieces:
+        facts = json.loads((folder / STATE).read_text()) if mark.resumable else None
+        yield Saved(folder, weights, pieces, facts)
 
 
 def put_in_place(aside: Path, target: Path) -> None:
@@ -143,30 +240,64 @@ def put_in_place(aside: Path, target: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
-
-
-def _names(own: Iterable[str], world: World | None) -> set[str]:
+def _names(own: Iterable[str], world: World) -> set[str]:
     """Of all tensors of the net; of a pipeline, each process has some of them."""
     said = json.dumps(list(own)).encode()
-    return {name for message in (world or World.alone()).gather(said) for name in json.loads(message)}
+    return {name for message in world.gather(said) for name in json.loads(message)}
 
 
-def _tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
-    entry = write_tensor_file(path, tensors)
+def _all_do(world: World, work: Callable[[], Any]) -> list[Any]:
+    """What `work` gave on every process, as JSON has it. Raises on all where it failed on one."""
+    failed, given = "", None
+    try:
+        given = work()
+    except CheckpointError as error:
+        failed = str(error)
+    every = [msgspec.json.decode(message) for message in world.gather(msgspec.json.encode((failed, given)))]
+    if reasons := [reason for reason, _ in every if reason]:
+        raise CheckpointError(reasons[0])
+    return [each for _, each in every]
+
+
+def _check_fits(folder: Path, weights: WeightFiles, policy: Net, world: World) -> None:
+    own = {
+        on_disk: part_shape(place, tuple(tensor.shape))
+        for name, tensor in policy.named_tensors()
+        for on_disk, place in policy.parts(name).items()
+    }
+    if difference := sorted(_names(own, world) ^ weights.shapes.keys()):
+        raise ConfigError(f"{folder} belongs to another model: {difference[0]!r} is in only one of both")
+    wrong = [name for name, shape in own.items() if shape != weights.shapes[name]]
+    wrong = [f"{name} has shape {weights.shapes[name]}, not {own[name]}" for name in wrong[:1]]
+    if said := [message.decode() for message in world.gather("".join(wrong).encode()) if message]:
+        raise ConfigError(f"{folder} belongs to another model: {said[0]}")
+
+
+def _write_model(path: Path, held: Held, parted: list[Path]) -> File:
+    """The weights under their names on disk, whole. parted: files that have their pieces; none where all are in memory."""
+    with SavedPieces(parted) as saved:
+        metas = {name: torch.empty(shape, device="meta") for name, shape in saved.shapes.items()}
+        tensors = {name: each.numbers for name, each in held.weights.items()} if held.alone else metas
+        known = {name: part for whole in tensors for name, part in to_disk(held.parts(whole), tensors[whole])}
+        stream = (
+            pair
+            for name in tensors
+            for pair in to_disk(held.parts(name), tensors[name] if held.alone else saved.whole(name))
+        )
+        entry = write_tensor_stream(path, stream, known)
     return File(entry["bytes"], entry["checksum"])
 
 
-def _read(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
 
+
+@contextmanager
+def _named(target: Path) -> Iterator[None]:
     try:
-        tensors: dict[str, Tensor] = load_file(file)
-    except SafetensorError as error:
-        raise CheckpointError(f"{file} is damaged ({error}); resume from an earlier checkpoint") from None
-    return tensors
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{target} could not be written: {error.strerror or error}; free space there") from error
 
 
 def _copy_companions(source: Path, target: Path) -> None:

@@ -27,7 +27,8 @@ from areal.base.digests import checksum, file_damage, safetensors_damage
 from areal.base.errors import CheckpointError
 
 MARK = "checkpoint.json"
-FORMAT = 2
+FORMAT = 3
+_READ = (2, FORMAT)  # 2 was the same, with all state in recovery/optimizer.safetensors
 STATE = "recovery/state.json"
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -89,9 +90,9 @@ def read_mark(folder: Path) -> Mark:
         ) from None
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{path} cannot be read ({error}); use an earlier checkpoint") from None
-    if mark.format != FORMAT:
+    if mark.format not in _READ:
         raise CheckpointError(
-            f"{folder} is of format {mark.format}, this version reads {FORMAT}; use the version of areal that wrote it"
+            f"{folder} is of format {mark.format}, this version reads {' and '.join(map(str, _READ))}; use the version of areal that wrote it"
         )
     return mark
 
@@ -117,16 +118,18 @@ def looks_whole(folder: Path) -> bool:
     return sizes and (not _wants_critic(mark) or looks_whole(critic_beside(folder)))
 
 
-def damage(folder: Path, *, recovery: bool) -> str | None:
+def damage(folder: Path, *, recovery: bool, part: tuple[int, int] = (0, 1)) -> str | None:
     """What is wrong with a checkpoint, in words; None where every byte is what was written. recovery: it must also hold what a run
-    needs to go on, its critic's part included. Raises OSError where a file is there and cannot be read."""
+    needs to go on, its critic's part included. part: (number, of how many) of the files is all that is looked at, where others do the
+    rest. Raises OSError where a file is there and cannot be read."""
     try:
         mark = read_mark(folder)
     except CheckpointError as error:
         return str(error)
     if recovery and not mark.resumable:
         return f"{folder} has no recovery state; it is a model and no place to go on from"
-    for name, file in mark.files.items():
+    number, parts = part
+    for name, file in sorted(mark.files.items(), key=lambda one: -one[1].bytes)[number::parts]:
         check = safetensors_damage if name.endswith(".safetensors") else file_damage
         if found := check(folder / name, size=file.bytes, checksum=file.checksum):
             return f"{folder} is damaged: {found}"

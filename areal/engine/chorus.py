@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from areal.base.errors import ProcessDied
 from areal.cluster.log_tail import last_lines
-from areal.engine.commands import Command, Failed, Load, Publish, Standing, Where
+from areal.engine.commands import Command, Done, Failed, Load, Publish, Standing, Where, Write
 from areal.engine.link import Link
 from areal.engine.place import Place
 
@@ -47,6 +47,10 @@ class Crew(Protocol):
         """What `own` gave. Raises ProcessDied where the net is broken: no command can be run any more."""
         ...
 
+    async def write(self, command: Write) -> list[Done | Failed]:
+        """What each of the others said, once all did, beside whatever is commanded next. Raises ProcessDied as above."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -55,6 +59,7 @@ class _Peer:
     name: str
     url: str
     link: Link
+    writes: Link
     said_last: Callable[[], str]
 
 
@@ -73,7 +78,8 @@ class Leader:
         self._token = token
         for rank, url in list(enumerate(urls))[1:]:
             link = await self._links.enter_async_context(Link(url, token))
-            self._peers.append(_Peer(self._place.names[rank], url, link, self._last_lines_of(rank)))
+            writes = await self._links.enter_async_context(Link(url, token))
+            self._peers.append(_Peer(self._place.names[rank], url, link, writes, self._last_lines_of(rank)))
 
     async def close(self) -> None:
         await self._links.aclose()
@@ -95,6 +101,18 @@ class Leader:
                 until = min(until, loop.time() + patience(within_s))
         self._agree(command, {name: part.result() for name, part in parts.items()})
         return mine.result()
+
+    async def write(self, command: Write) -> list[Done | Failed]:
+        asked = await asyncio.gather(*(peer.writes.ask(command) for peer in self._peers), return_exceptions=True)
+        replies: list[Done | Failed] = []
+        for peer, said in zip(self._peers, asked, strict=True):
+            if isinstance(said, ProcessDied):
+                raise ProcessDied(self._ended(peer.name, command)) from said
+            if isinstance(said, BaseException):
+                raise said
+            assert isinstance(said, Done | Failed)
+            replies.append(said)
+        return replies
 
     def _agree(self, command: Command, replies: Mapping[str, Any]) -> None:
         failed = {name: reply for name, reply in replies.items() if isinstance(reply, Failed)}
@@ -168,6 +186,9 @@ class Follower:
                 f"{self._place.names[0]} hangs: {_not_done(command, within_s)}, and the leader of this net has not even asked why"
             )
         return await mine
+
+    async def write(self, command: Write) -> list[Done | Failed]:
+        return []
 
     async def close(self) -> None:
         return None

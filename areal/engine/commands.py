@@ -5,7 +5,7 @@
 
 Every link begins with Hello (protocol version and run token, compared in constant time). A reply carries the request's
 number; Failed carries a sentence. Token arrays travel as raw little-endian bytes (int32 / float32 / bool).
-Load and Where are what a net's leader says to its other ranks. Used by client.py (controller), chorus.py (leader) and worker.py (rank).
+Load, Write and Where are what a net's leader says to its other ranks. Used by client.py (controller), chorus.py (leader) and worker.py (rank).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +85,14 @@ class Save(msgspec.Struct, frozen=True, tag=True):
     about: dict[str, Any] = {}
 
 
+class Write(msgspec.Struct, frozen=True, tag=True):
+    """From a net's leader, after Save is done and over a link of its own: write the pieces that were held for it. Done comes when they are on
+    disk, with `files`: name -> bytes and checksum. go: false where there is nothing to write into, so that they are let go."""
+
+    request: int
+    go: bool
+
+
 class Restore(msgspec.Struct, frozen=True, tag=True):
     request: int
     path: str
@@ -145,7 +153,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Command = Hello | Score | TrainStep | Publish | Save | Restore | Stop | Load | Where
+Command = Hello | Score | TrainStep | Publish | Save | Write | Restore | Stop | Load | Where
 Reply = Scored | Stepped | Published | Done | Failed | Standing
 
 _encoder = msgspec.msgpack.Encoder()

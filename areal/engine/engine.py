@@ -31,7 +31,7 @@ from areal.algorithms.ppo import CRITIC
 from areal.base.errors import ConfigError, TrainingError
 from areal.base.types import FloatArray
 from areal.engine import checkpoint
-from areal.engine.balance import LOAD, Balance
+from areal.engine.balance import Balance
 from areal.engine.batch import PackedBatch, loss_weights, row_tokens
 from areal.engine.commands import Row
 from areal.engine.load import load_net
@@ -39,13 +39,13 @@ from areal.engine.net import Net
 from areal.engine.optimizer import Optimizer
 from areal.engine.parallel.apply import apply
 from areal.engine.parallel.data import share
-from areal.engine.parallel.gather import piece, whole
+from areal.engine.parallel.gather import whole
 from areal.engine.parallel.world import World, local
 from areal.engine.random_state import PREFIX, random_state, restore_random_state, seed_generators
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
 from areal.engine.stats import StepStats
-from areal.models.hf_names import from_disk, to_disk
+from areal.models.hf_names import to_disk
 
 OUTPUT = {"policy": "the policy's log-prob", "frozen": "the frozen net's log-prob", "critic": "the critic's value"}
 
@@ -127,43 +127,44 @@ class TrainEngine:
 
     def hold(self, step: int, *, full: bool) -> checkpoint.Held:
         """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal. Of several
-        processes all take part, and the leader's is the copy."""
-        config = self.policy.config_files()
+        processes all take part, and each copies what it is to write."""
+        parts, config = self.policy.parts, self.policy.config_files()
+        weights = self.policy.named_tensors()
         if not full:
-            return checkpoint.hold(self.named_tensors(), config)
-        learnt = self._optimizer.state_tensors() | self._balance.state_tensors()
-        state = whole(learnt.items(), self.world)
+            return checkpoint.hold(weights, config, parts=parts, world=self.world)
+        drawn = random_state() if self.world.leader else {}
+        state = self._optimizer.state_tensors() | self._balance.state_tensors() | drawn
         facts = {"step": step, "optimizer_steps": self._optimizer.steps, "dtype": self.settings.dtype}
-        return checkpoint.hold(self.named_tensors(), config, chain(state, random_state().items()), facts)
+        return checkpoint.hold(weights, config, state.items(), facts, parts=parts, world=self.world)
 
     def save(self, path: str, step: int, *, full: bool) -> None:
-        """Write a checkpoint folder, complete or not at all."""
+        """Write a checkpoint folder, complete or not at all. Of several processes all call it; what one raises the others do too."""
         held = self.hold(step, full=full)
-        if self.world.leader:
-            checkpoint.write(path, held, self.settings.model_dir, step=step)
+        checkpoint.write(path, held, self.settings.model_dir, step=step, world=self.world)
 
     @torch.no_grad()
     def restore(self, path: str) -> dict[str, Any]:
-        """Take weights and state from a full checkpoint; returns its facts (`step`, `optimizer_steps`, `dtype`)."""
-        weights, recovery = checkpoint.read(path, self.policy, self.world)
-        if recovery is None:
-            raise ConfigError(f"{path} has no recovery state; resume from a checkpoint that was saved with it")
-        if (dtype := recovery.facts["dtype"]) != self.settings.dtype:
-            raise ConfigError(
-                f"{path} was trained in {dtype}, and this run's dtype is {self.settings.dtype}: set it back, or begin another "
-                "run with actor.path set to that folder"
-            )
-        others = (PREFIX, LOAD)
-        optimizer = {name: tensor for name, tensor in recovery.tensors.items() if not name.startswith(others)}
-        self._balance.load_state_tensors(recovery.tensors)
-        self._optimizer.load_state_tensors(optimizer, steps=int(recovery.facts["optimizer_steps"]))
-        held = dict(self.policy.trained_parameters())
-        twins = [(name, held[name].detach()) for name in self.policy.shared]  # of tied ends one has no name of its own
-        for name, tensor in chain(self.policy.named_tensors(), twins):
-            saved = from_disk(self.policy.parts(name), tuple(tensor.shape), weights.__getitem__)
-            local(tensor).copy_(piece(saved, like=tensor))
-        restore_random_state(recovery.tensors)
-        return dict(recovery.facts)
+        """Take weights and state from a full checkpoint, of whatever layout; returns its facts (`step`, `optimizer_steps`, `dtype`)."""
+        with checkpoint.opened(path, self.policy, self.world) as saved:
+            if (facts := saved.facts) is None:
+                raise ConfigError(f"{path} has no recovery state; resume from a checkpoint that was saved with it")
+            if (dtype := facts["dtype"]) != self.settings.dtype:
+                raise ConfigError(
+                    f"{path} was trained in {dtype}, and this run's dtype is {self.settings.dtype}: set it back, or begin another "
+                    "run with actor.path set to that folder"
+                )
+            places = self._optimizer.places() | self._balance.state_tensors()
+            state = saved.state(places, prefix=PREFIX, world=self.world)
+            self._balance.load_state_tensors(state)
+            self._optimizer.load_state_tensors(state, steps=int(facts["optimizer_steps"]))
+            held = dict(self.policy.trained_parameters())
+            twins = [
+                (name, held[name].detach()) for name in self.policy.shared
+            ]  # of tied ends one has no name of its own
+            for name, tensor in chain(self.policy.named_tensors(), twins):
+                saved.weights_into(self.policy.parts(name), tensor)
+        restore_random_state(state)
+        return dict(facts)
 
     @property
     def _optimizer(self) -> Optimizer:

@@ -16,14 +16,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from areal.algorithms.schedules import learning_rate
-from areal.base.errors import ConfigError
 from areal.config.engine import OptimizerConfig
-from areal.engine.parallel.gather import cut_as, piece
+from areal.engine.parallel.gather import cut_as
 from areal.engine.parallel.world import World, local, replicas
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -134,38 +132,28 @@ class Optimizer:
                 tensors[f"master.{outside}"] = cut_as(master.detach(), like)
         return tensors
 
+    def places(self) -> dict[str, Tensor]:
+        """All that `state_tensors` may give, by name: a tensor that is cut as it is, of its shape."""
+        places: dict[str, Tensor] = {}
+        for name, param in self._params.items():
+            outside = self._outside[name]
+            places |= {f"{key}.{outside}": param.detach() for key in (*MOMENTS, "master")}
+            places[f"step.{outside}"] = torch.zeros(())
+        return places
+
     def load_state_tensors(self, tensors: Mapping[str, Tensor], *, steps: int) -> None:
-        """Take over what `state_tensors` gave, whole. Raises ConfigError if it belongs to another net."""
-        taken: set[str] = set()
+        """Take over what `state_tensors` gave, of each tensor what is here."""
         for name, master in self._masters.items():
+            outside = self._outside[name]
             state: dict[str, Tensor] = {}
-            param, outside = self._params[name], self._outside[name]
             for key in (*MOMENTS, "step"):
                 if (tensor := tensors.get(f"{key}.{outside}")) is not None:
-                    if key in MOMENTS and tensor.shape != param.shape:
-                        raise ConfigError(
-                            f"recovery state of {name} has shape {tuple(tensor.shape)}, the model {tuple(param.shape)}; it belongs to another model"
-                        )
-                    own = piece(tensor, like=param) if key in MOMENTS else tensor
-                    state[key] = own.to(master.device, copy=True)
-                    taken.add(f"{key}.{outside}")
+                    state[key] = tensor.to(master.device, copy=True)
             if state:
                 self._adamw.state[master] = state
             else:
                 self._adamw.state.pop(master, None)
             if (tensor := tensors.get(f"master.{outside}")) is not None:
                 with torch.no_grad():
-                    master.copy_(piece(tensor, like=param))
-                taken.add(f"master.{outside}")
-        if strange := set(tensors) - self._taken_anywhere(taken):
-            raise ConfigError(
-                f"recovery state holds {sorted(strange)[0]!r}, which this model does not have; it belongs to another model"
-            )
+                    master.copy_(tensor)
         self.steps = steps
-
-    def _taken_anywhere(self, names: set[str]) -> set[str]:
-        """Over all processes: of a pipeline, each has some of the parameters."""
-        said = msgspec.msgpack.encode(sorted(names))
-        return {
-            name for message in self._world.gather(said) for name in msgspec.msgpack.decode(message, type=list[str])
-        }

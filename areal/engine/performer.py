@@ -4,8 +4,8 @@
     reply = performer.run(command, within_s=1800)            # Copied for a checkpoint that is to be written
     performer.standing(request)                              # from another thread: where it is at this moment
 
-Of a net on several ranks each has one. All do the same in the same order; what leaves them (a publication, a checkpoint, answers) leaves
-through the leader. A command that outlives its time by far has its stacks written to the log, also where Python itself is stuck, and the process
+Of a net on several ranks each has one. All do the same in the same order; what leaves them (a publication, answers) leaves
+through the leader, and each writes its part of a checkpoint. A command that outlives its time by far has its stacks written to the log, also where Python itself is stuck, and the process
 ends: it is the last resort, chorus.py speaks before.
 """
 
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from types import FrameType
 from areal.base.errors import ConfigError
 from areal.config.backend_spec import parse_backend
 from areal.engine import checkpoint
+from areal.engine.checkpoint_files import File
 from areal.engine.chorus import LAST_RESORT, patience
 from areal.engine.commands import (
     Command,
@@ -52,10 +53,12 @@ from areal.weights import source
 _SHOWN = 6  # frames; all are in the rank's log
 _INNERMOST = 4  # frames, of which one in torch.distributed says that the rank waits for others
 
+Files = Mapping[str, File]
+
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A checkpoint that is to be written. seconds: how long the copy held up the engine's thread."""
+    """A checkpoint, or this rank's part of it, that is to be written. seconds: how long the copy held up the engine's thread."""
 
     command: Save
     held: checkpoint.Held
@@ -81,7 +84,7 @@ class Performer:
         """Do it; what a follower answers is that it is done. Raises whatever goes wrong."""
         with self._watched(within_s):
             reply = self._run(command)
-        return reply if self.place.rank == 0 or isinstance(reply, Done) else Done(_request(command))
+        return reply if self.place.rank == 0 or isinstance(reply, Done | Copied) else Done(_request(command))
 
     def standing(self, request: int) -> Standing:
         """Where the engine's thread is. Written to the log too; from here on this rank is waited for, and not ended by itself."""
@@ -92,12 +95,26 @@ class Performer:
         print(f"{self.place.name} stands here:\n{''.join(traceback.format_stack(frame))}", file=sys.stderr, flush=True)
         return Standing(request, "".join(traceback.format_stack(frame)[-_SHOWN:]).rstrip(), waits=_waits(frame))
 
-    def write(self, copied: Copied) -> Done:
-        """A checkpoint to the disk; in a thread of its own."""
+    def begin(self, copied: Copied) -> None:
+        """Make the folder that all ranks write into; the leader, and this and what follows in a thread of its own."""
+        checkpoint.begin(copied.command.path)
+
+    def write_own(self, copied: Copied) -> Files:
+        """This rank's part to the disk."""
+        return checkpoint.write_own(copied.command.path, self.place.rank, copied.held)
+
+    def finish(self, copied: Copied, files: Files, seconds: float) -> Done:
+        """A checkpoint of what all ranks wrote; the leader. seconds: since it was begun."""
         command, started = copied.command, time.monotonic()
-        checkpoint.write(command.path, copied.held, self.settings.model_dir, step=command.step, about=command.about)
-        seconds = {"held_seconds": copied.seconds, "write_seconds": time.monotonic() - started}
-        return Done(command.request, seconds | {"bytes": copied.held.bytes})
+        size = checkpoint.finish(
+            command.path, copied.held, files, self.settings.model_dir, step=command.step, about=command.about
+        )
+        took = {"held_seconds": copied.seconds, "write_seconds": seconds + time.monotonic() - started}
+        return Done(command.request, took | {"bytes": size})
+
+    def abandon(self, copied: Copied) -> None:
+        """What was begun and cannot be finished goes."""
+        checkpoint.abandon(copied.command.path)
 
     def close(self) -> None:
         """Free what was published, and the place where the ranks met."""

@@ -6,7 +6,8 @@ the others by the leader.
 It binds a free port, meets the other ranks of its net, loads the model, reports tcp://127.0.0.1:PORT. A link starts with Hello (run token, protocol).
 Commands run one at a time in one thread, in the order they came, so the event loop keeps answering; an error becomes a Failed reply and the rank
 goes on, unless it broke the net (chorus.py): then the process ends with the reason. A checkpoint is copied in that thread and written in another,
-one at a time, while further commands run; its reply comes when it is on disk. SIGTERM ends it at once (0), but lets a checkpoint or a publication in
+one at a time, while further commands run; its reply comes when it is on disk. Of several ranks each copies and writes its own part: the followers
+when the leader has made the folder and says Write, over a second link; the leader finishes it. SIGTERM ends it at once (0), but lets a checkpoint or a publication in
 progress finish. Weights leave through areal.weights.
 """
 
@@ -30,6 +31,7 @@ from pydantic import ValidationError
 from areal.base.errors import ArealError, ConfigError, ProcessDied
 from areal.cluster.child import ChildSpec, report_ready, run_child
 from areal.engine import commands
+from areal.engine.checkpoint_files import File
 from areal.engine.chorus import Crew, Follower, Leader
 from areal.engine.commands import (
     Done,
@@ -44,10 +46,11 @@ from areal.engine.commands import (
     Stop,
     TrainStep,
     Where,
+    Write,
 )
 from areal.engine.frames import read_frame, write_frame
 from areal.engine.link import raise_if_failed
-from areal.engine.performer import Copied, Performer
+from areal.engine.performer import Copied, Files, Performer
 from areal.engine.place import Place
 from areal.engine.settings import EngineSettings
 from areal.models.torch_install import check_torch
@@ -72,6 +75,8 @@ class RankServer:
         self._running: Asked | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: asyncio.Task[None] | None = None
+        self._held: Copied | None = None  # a follower's part, until the leader has asked for it
+        self._let_go = asyncio.Event()
         self._links = 0
         self.broken: ProcessDied | None = None
         """Why no command can be run any more."""
@@ -111,6 +116,8 @@ class RankServer:
         if isinstance(self._running, Save | Publish):
             async with self._turn:
                 pass
+        if self._held is not None:
+            await _first_of(self._let_go, self.deserted)
         await self.written()
 
     async def written(self) -> None:
@@ -143,12 +150,18 @@ class RankServer:
             if isinstance(self._crew, Follower):
                 self._crew.asked = True
             reply = self._performer.standing(command.request)
+        elif isinstance(command, Write):
+            reply = await self._write_own(command)
         else:
             if isinstance(command, Save):
                 await self.written()
             settings, place = self._performer.settings, self._performer.place
             within_s = place.within_s if isinstance(command, Load) else settings.step_timeout_seconds
             reply = await self._answer(command, within_s)
+        if isinstance(reply, Copied) and isinstance(self._crew, Follower):
+            self._held = reply
+            self._let_go.clear()
+            reply = Done(reply.command.request)
         if isinstance(reply, Copied):
             self._writing = asyncio.create_task(self._write(reply, writer))
         else:
@@ -172,9 +185,48 @@ class RankServer:
 
     async def _write(self, copied: Copied, link: asyncio.StreamWriter) -> None:
         """Beside whatever is commanded next; the reply goes where the command came from."""
-        reply = await self._attempt(self._writer, copied.command, partial(self._performer.write, copied))
+        try:
+            reply = await self._written_together(copied)
+        except ProcessDied as error:
+            self.broken = error
+            reply = Failed(copied.command.request, "ProcessDied", str(error))
+        if isinstance(reply, Failed):
+            await self._attempt(self._writer, copied.command, partial(self._performer.abandon, copied))
         with suppress(OSError):  # whoever asked is gone; the checkpoint stands all the same
             await write_frame(link, commands.encode(reply))
+        if self.broken:
+            self.stopping.set()
+
+    async def _written_together(self, copied: Copied) -> Done | Failed:
+        """Raises ProcessDied where another rank ended meanwhile."""
+        performer, command, started = self._performer, copied.command, time.monotonic()
+        begun = await self._attempt(self._writer, command, partial(performer.begin, copied))
+        others = asyncio.create_task(self._crew.write(Write(command.request, go=not isinstance(begun, Failed))))
+        if isinstance(begun, Failed):
+            await others
+            return begun
+        own = await self._attempt(self._writer, command, partial(performer.write_own, copied))
+        files: dict[str, File] = {}
+        for part in (own, *(said if isinstance(said, Failed) else said.info["files"] for said in await others)):
+            if isinstance(part, Failed):
+                return part
+            files |= msgspec.convert(part, dict[str, File])
+        seconds = time.monotonic() - started
+        return await self._attempt(self._writer, command, partial(performer.finish, copied, files, seconds))
+
+    async def _write_own(self, command: Write) -> Done | Failed:
+        """A follower's part of the checkpoint that was held last."""
+        held = self._held
+        files: Files | Failed = {}
+        if held is None:
+            return Failed(command.request, "CheckpointError", f"{self._performer.place.name} holds nothing to write")
+        try:
+            if command.go:
+                files = await self._attempt(self._writer, held.command, partial(self._performer.write_own, held))
+        finally:
+            self._held = None
+            self._let_go.set()
+        return files if isinstance(files, Failed) else Done(command.request, {"files": msgspec.to_builtins(files)})
 
     async def _attempt(self, thread: ThreadPoolExecutor, command: Asked, work: Callable[[], R]) -> R | Failed:
         try:
@@ -235,16 +287,19 @@ def _read(spec: ChildSpec) -> tuple[EngineSettings, Place]:
         raise ConfigError(f"the spec of {spec.name} does not fit this version of areal: {error}") from None
 
 
-async def _until_the_end(rank: RankServer, place: Place) -> None:
-    """Returns where the rank was asked to end; raises ProcessDied where it cannot go on."""
-    waiting = [asyncio.create_task(rank.stopping.wait())]
-    if place.rank:
-        waiting.append(asyncio.create_task(rank.deserted.wait()))
+async def _first_of(*events: asyncio.Event) -> None:
+    """Returns where one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in waiting:
             task.cancel()
+
+
+async def _until_the_end(rank: RankServer, place: Place) -> None:
+    """Returns where the rank was asked to end; raises ProcessDied where it cannot go on."""
+    await _first_of(rank.stopping, *([rank.deserted] if place.rank else []))
     if rank.broken is not None:
         raise rank.broken
     if not rank.stopping.is_set():

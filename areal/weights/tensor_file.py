@@ -21,7 +21,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +102,10 @@ class TensorFileWriter:
         self._digests[name] = digest(data)
         self._header_bytes += self.entry_bytes(name, tensor)
 
-    def close(self) -> dict[str, Any]:
-        """Fills in the header. Returns the manifest entry of this file: name, bytes, checksum."""
-        metadata = {"format": "pt", DIGESTS: json.dumps(self._digests, separators=(",", ":"))}
+    def close(self, metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Fills in the header, for which there is room. Returns the manifest entry of this file: name, bytes, checksum."""
+        digests = json.dumps(self._digests, separators=(",", ":"))
+        metadata = {"format": "pt", **(metadata or {}), DIGESTS: digests}
         text = json.dumps({"__metadata__": metadata, **self._entries}, separators=(",", ":")).encode()
         header = self._room.to_bytes(8, "little") + text.ljust(self._room)
         self._write(np.frombuffer(header, np.uint8), 0)
@@ -129,14 +130,33 @@ class TensorFileWriter:
             self._unsynced = 0
 
 
-def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """All of `tensors`, on disk when it returns the file's entry. On any error nothing is left behind."""
-    room = 256 + sum(TensorFileWriter.entry_bytes(name, tensor) for name, tensor in tensors.items())
-    writer = TensorFileWriter(path, -(-room // 4096) * 4096, durable=True)
+def write_tensor_file(
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    durable: bool = True,
+) -> dict[str, Any]:
+    """All of `tensors`, on disk when it returns the file's entry. metadata: for the header. On any error nothing is left behind."""
+    return write_tensor_stream(path, tensors.items(), tensors, metadata=metadata, durable=durable)
+
+
+def write_tensor_stream(
+    path: Path,
+    named: Iterable[tuple[str, torch.Tensor]],
+    known: Mapping[str, torch.Tensor],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    durable: bool = True,
+) -> dict[str, Any]:
+    """The same of tensors that come one after the other. known: all of them as they will be; on the meta device is enough."""
+    room = 256 + sum(TensorFileWriter.entry_bytes(name, tensor) for name, tensor in known.items())
+    room += sum(len(json.dumps([key, value])) for key, value in (metadata or {}).items())
+    writer = TensorFileWriter(path, -(-room // 4096) * 4096, durable=durable)
     try:
-        for name, tensor in tensors.items():
+        for name, tensor in named:
             writer.add(name, tensor)
-        return writer.close()
+        return writer.close(metadata)
     except BaseException:
         writer.discard()
         raise

@@ -14,16 +14,16 @@ WRITER = """
 import json, os, signal, sys, time
 from pathlib import Path
 import torch
-from areal.engine.checkpoint import Held, Recovery, write
+from areal.engine.checkpoint import hold, write
 
 torch.set_num_threads(1)
 folder, model = Path(sys.argv[1]), sys.argv[2]
 large = {f"w{n}": torch.full((8 << 20,), float(n)) for n in range(3)}              # 96 MiB: synced on the way
-held = Held(large, {"config.json": b"{}"}, Recovery(dict(large), {"step": 1}))
+held = hold(large.items(), {"config.json": b"{}"}, large.items(), {"step": 1})
 seen = []
-for run, stage in enumerate(("config.json", "model.safetensors", "recovery/optimizer.safetensors", "recovery/state.json")):
+for run, stage in enumerate(("config.json", "model.safetensors", "recovery/pieces-0.safetensors", "recovery/state.json")):
     here = folder / str(run)
-    small = Held({"w": torch.zeros(1)}, {"config.json": b"{}"}, Recovery({"m": torch.zeros(1)}, {"step": 10}))
+    small = hold([("w", torch.zeros(1))], {"config.json": b"{}"}, [("m", torch.zeros(1))], {"step": 10})
     write(here / "step-000010", small, model, step=10)
     if (pid := os.fork()) == 0:
         write(here / "step-000020", held, model, step=20)

@@ -1,7 +1,7 @@
 """Whole tensors out of cut ones, on the leader alone and a few at a time: weights on their way to the backends, checkpoints.
 
     for name, tensor in whole(net.named_tensors(), world): ...   # every rank of the net goes through it to its end; the leader gets tensors
-    own = piece(tensor, like=parameter)                          # the way back: this rank's part of a whole tensor
+    for piece in shares(pieces, world): ...                      # which of its pieces each rank is to write, each once
     cut = cut_as(moment, parameter)                              # a plain local tensor, known as a part of the same cut
 
 Who holds what is told first, as bytes; then bucket by bucket every piece that the leader lacks is sent to it, many small ones in one message. What
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
 
 import msgspec
 import torch
@@ -22,14 +21,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from areal.base.errors import ShapeError
-from areal.engine.parallel.pieces import Runs, runs_of
+from areal.engine.parallel.pieces import Runs, overlaps, runs_of, sizes_of, whole_runs
 from areal.engine.parallel.world import World, local
 
 BUCKET_BYTES = 64 << 20
 _ALIGN = 16  # bytes: so that any part of a message can be seen as numbers of any type
 
 
-class _Piece(msgspec.Struct, frozen=True, array_like=True):
+class Piece(msgspec.Struct, frozen=True, array_like=True):
     """What one rank holds of a tensor of this whole shape. runs: per dimension (start, length) of the indices it holds, in order."""
 
     name: str
@@ -39,7 +38,7 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        return tuple(sum(length for _, length in runs) for runs in self.runs)
+        return sizes_of(self.runs)
 
     @property
     def complete(self) -> bool:
@@ -53,10 +52,10 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
 class _Wanted(msgspec.Struct, frozen=True):
     """A tensor and who sends what of it: (rank, piece), each part of it once."""
 
-    parts: list[tuple[int, _Piece]]
+    parts: list[tuple[int, Piece]]
 
     @property
-    def first(self) -> _Piece:
+    def first(self) -> Piece:
         return self.parts[0][1]
 
     @property
@@ -64,7 +63,7 @@ class _Wanted(msgspec.Struct, frozen=True):
         return math.prod(self.first.shape) * _dtype(self.first).itemsize
 
 
-_pieces = msgspec.msgpack.Decoder(list[_Piece])
+_pieces = msgspec.msgpack.Decoder(list[Piece])
 
 
 def whole(named: Iterable[tuple[str, Tensor]], world: World) -> Iterator[tuple[str, Tensor]]:
@@ -74,22 +73,16 @@ def whole(named: Iterable[tuple[str, Tensor]], world: World) -> Iterator[tuple[s
         yield from named
         return
     own = dict(named)
-    said = msgspec.msgpack.encode([_described(name, tensor) for name, tensor in own.items()])
-    for bucket in _buckets(_wanted([_pieces.decode(message) for message in world.gather(said)])):
+    for bucket in _buckets(_everywhere([described(name, tensor) for name, tensor in own.items()], world)):
         if world.leader:
             yield from _received(bucket, own, world)
         else:
             _send(bucket, own, world)
 
 
-def piece(tensor: Tensor, like: Tensor) -> Tensor:
-    """What this rank holds of a whole tensor that is cut as `like` is; a view where it can be."""
-    if not isinstance(like, DTensor):
-        return tensor
-    for dimension, runs in enumerate(runs_of(like)):
-        parts = [tensor.narrow(dimension, start, length) for start, length in runs]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dimension)
-    return tensor
+def shares(own: Sequence[Piece], world: World) -> list[Piece]:
+    """Which of the pieces that this rank holds are its own to write, so that all ranks together write every tensor once. Raises as `whole`."""
+    return [piece for one in _everywhere(own, world) for rank, piece in one.parts if rank == world.rank]
 
 
 def cut_as(held: Tensor, like: Tensor) -> Tensor:
@@ -102,13 +95,19 @@ def cut_as(held: Tensor, like: Tensor) -> Tensor:
     return cut
 
 
-def _described(name: str, tensor: Tensor) -> _Piece:
-    return _Piece(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), runs_of(tensor, name))
+def described(name: str, tensor: Tensor) -> Piece:
+    """What this rank holds of it. Raises ShapeError where that is no part of it."""
+    return Piece(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), runs_of(tensor, name))
 
 
-def _wanted(every: Sequence[Sequence[_Piece]]) -> list[_Wanted]:
+def _everywhere(own: Sequence[Piece], world: World) -> list[_Wanted]:
+    said = msgspec.msgpack.encode(own)
+    return _wanted([_pieces.decode(message) for message in world.gather(said)])
+
+
+def _wanted(every: Sequence[Sequence[Piece]]) -> list[_Wanted]:
     """In the order of the leader's names, then of the others'."""
-    holders: dict[str, dict[tuple[Runs, ...], tuple[int, _Piece]]] = {}
+    holders: dict[str, dict[tuple[Runs, ...], tuple[int, Piece]]] = {}
     for rank, pieces in enumerate(every):
         for held in pieces:
             holders.setdefault(held.name, {}).setdefault(held.runs, (rank, held))
@@ -172,27 +171,16 @@ def _received(bucket: Sequence[_Wanted], own: dict[str, Tensor], world: World) -
     yield from tensors.items()
 
 
-def _put(target: Tensor, part: _Piece, numbers: Tensor) -> None:
+def _put(target: Tensor, part: Piece, numbers: Tensor) -> None:
     """Into the places that the piece has in the whole."""
-    for combination in product(*(_with_offsets(runs) for runs in part.runs)):
-        there = tuple(slice(start, start + length) for start, length, _ in combination)
-        here = tuple(slice(offset, offset + length) for _, length, offset in combination)
+    for here, there in overlaps(part.runs, whole_runs(part.shape)):
         target[there] = numbers[here]
-
-
-def _with_offsets(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """(start in the whole, length, start in the piece)."""
-    found, offset = [], 0
-    for start, length in runs:
-        found.append((start, length, offset))
-        offset += length
-    return found
 
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def _dtype(held: _Piece) -> torch.dtype:
+def _dtype(held: Piece) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, held.dtype)
     return dtype

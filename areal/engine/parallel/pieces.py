@@ -3,9 +3,10 @@
     runs_of(parameter)                           # per axis the (start, length) stretches that this rank holds, in order
     materialise(module, device)                  # parameters on meta become empty ones here, tied ones stay tied
     fill(parameter, parts, files)                # reads what this rank holds of it, and nothing else
+    for there, here in overlaps(runs, others): ...        # what two pieces of one tensor have in common, whatever cut each of them
 
 Nets are made on meta and cut there, so that no rank ever holds more of the weights than its pieces and what is read of one parameter.
-Neighbours: gather.py (the way out), models/hf_names.py (parts), models/hf_weights.py (files).
+Neighbours: gather.py (the way out), engine/piece_files.py (checkpoints), models/hf_names.py (parts), models/hf_weights.py (files).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from areal.models.hf_names import Parts, Place
 from areal.models.hf_weights import WeightFiles
 
 Runs = tuple[tuple[int, int], ...]
-"""(start, length) of the indices along one axis that are held."""
+"""Of one axis: (start, length) of what a process has, in order."""
+
+Slices = tuple[slice, ...]
 
 
 def runs_of(tensor: Tensor, name: str = "a tensor") -> tuple[Runs, ...]:
@@ -60,30 +63,49 @@ def fill(parameter: Tensor, parts: Parts, files: WeightFiles) -> None:
     held, runs = local(parameter), runs_of(parameter)
     with files.opened() as read:
         for name, place in parts.items():
-            for there, here in _overlaps(place, runs):
-                held[here].copy_(read(name, there))
+            indices = sum(
+                isinstance(each, int) for each in place
+            )  # they come first, and the tensor on disk lacks these axes
+            for there, here in overlaps(_runs_at(place, parameter.shape), runs):
+                held[here].copy_(read(name, there[indices:]).view(held[here].shape))
 
 
-def _overlaps(place: Place, runs: Sequence[Runs]) -> Iterator[tuple[tuple[slice, ...], tuple[int | slice, ...]]]:
-    """Of a tensor on disk that lies at `place` in the whole: which slices of it are held, and where."""
-    per_axis: list[list[tuple[slice | None, int | slice]]] = []
-    for axis, held in enumerate(runs):
-        wanted = place[axis] if axis < len(place) else slice(0, held[-1][0] + held[-1][1])
-        found: list[tuple[slice | None, int | slice]] = []
-        offset = 0
-        for start, length in held:
-            if isinstance(wanted, int):
-                if start <= wanted < start + length:
-                    found.append((None, offset + wanted - start))
-            else:
-                low, high = max(start, wanted.start), min(start + length, wanted.stop)
-                if low < high:
-                    on_disk = slice(low - wanted.start, high - wanted.start)
-                    found.append((on_disk, slice(offset + low - start, offset + high - start)))
-            offset += length
-        per_axis.append(found)
-    for combination in product(*per_axis):
-        yield tuple(each for each, _ in combination if each is not None), tuple(own for _, own in combination)
+def overlaps(there: Sequence[Runs], here: Sequence[Runs]) -> Iterator[tuple[Slices, Slices]]:
+    """Of two pieces of one tensor: where what both have lies in the one, and in the other."""
+    for combination in product(*map(_in_common, there, here)):
+        yield tuple(first for first, _ in combination), tuple(second for _, second in combination)
+
+
+def _in_common(there: Runs, here: Runs) -> list[tuple[slice, slice]]:
+    found, offset = [], 0
+    for start, length in there:
+        other_offset = 0
+        for other, other_length in here:
+            low, high = max(start, other), min(start + length, other + other_length)
+            if low < high:
+                first = slice(offset + low - start, offset + high - start)
+                found.append((first, slice(other_offset + low - other, other_offset + high - other)))
+            other_offset += other_length
+        offset += length
+    return found
+
+
+def sizes_of(runs: Sequence[Runs]) -> tuple[int, ...]:
+    """The shape of the piece."""
+    return tuple(sum(length for _, length in each) for each in runs)
+
+
+def whole_runs(shape: Sequence[int]) -> tuple[Runs, ...]:
+    """Of a tensor that is not cut."""
+    return tuple(((0, size),) for size in shape)
+
+
+def _runs_at(place: Place, shape: Sequence[int]) -> tuple[Runs, ...]:
+    """What a tensor on disk has of the parameter that it lies at `place` of."""
+    runs = list(whole_runs(shape))
+    for axis, each in enumerate(place):
+        runs[axis] = ((each, 1),) if isinstance(each, int) else ((each.start, each.stop - each.start),)
+    return tuple(runs)
 
 
 def _part(indices: Tensor, size: int, place: int, factor: int) -> Tensor:
