@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -63,7 +64,9 @@ def test_two_ranks_train_as_one_and_a_killed_one_is_the_reason_and_costs_nothing
     assert first.returncode == 1
     assert f"rank-1 (pid {pid}) was killed by signal 9 (SIGKILL" in said
     finish(start(two, *RUN, "actor.backend=archon:d2"))
-    assert "step-000002: step 2, 3 groups to be trained again" in (two / "logs" / "train.log").read_text()
+    log = (two / "logs" / "train.log").read_text()
+    [(step, groups)] = re.findall(r"resumed from .*: step (\d), (\d+) groups to be trained again", log)
+    assert (step, groups) in (("2", "0"), ("1", "3")), "the last checkpoint may not have been on the disk yet"
     assert trained(two) == trained(one)
     assert len(balanced(two).books.trained_by_version) == STEPS
     assert not list((two / "processes").glob("*.meeting-*")), "nobody meets any more"
