@@ -1,5 +1,6 @@
 """Options of the whole test suite: `--heavy` runs what is marked heavy, `--device cuda` the numeric tests on a GPU,
-`--write-clients-page` makes the tests of real agents write docs/clients.md instead of comparing with it.
+`--write-clients-page` makes the tests of real agents write docs/clients.md instead of comparing with it, `--write-parallel-page` those of
+parallel layouts docs/parallel.md.
 
 `make test` runs the files in several processes (pytest-xdist: `-n 3 --dist loadfile`): a file's tests stay together, in
 order, and no file may count on another one's having run. Each process has its own state folder and one thread for torch.
@@ -26,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--heavy", action="store_true", help="also run tests marked heavy (real model, other engines, long faults)"
     )
     parser.addoption("--write-clients-page", action="store_true", help="write docs/clients.md from what the tests see")
+    parser.addoption("--write-parallel-page", action="store_true", help="write the table of twins in docs/parallel.md")
     parser.addoption("--device", default="cpu", help="where numeric tests put their tensors: cpu (default) or cuda")
 
 

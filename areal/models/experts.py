@@ -115,7 +115,7 @@ class _Counted(torch.autograd.Function):
     def forward(ctx: Any, probabilities: Tensor, experts: Tensor, weight: Tensor, load: Load) -> Tensor:
         counts = probabilities.new_zeros(probabilities.shape[1])
         ctx.counts = counts.index_add(0, experts.flatten(), weight.repeat_interleave(experts.shape[1])).double()
-        ctx.mass = (weight @ probabilities).double()
+        ctx.mass = torch.mv(probabilities.T, weight).double()
         ctx.weight, ctx.load = weight, load
         return probabilities.view_as(probabilities)
 

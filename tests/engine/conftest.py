@@ -130,7 +130,7 @@ def _make_row(
     )
 
 
-def _group_rows(
+def group_rows_of(
     *, groups: int = 2, samples: int = 4, prompt: int = 9, output: int = 6, seed: int = 0, turns: bool = True
 ) -> list[Row]:
     """Groups whose samples share a prompt; every second session has a second turn that extends the first.
@@ -164,4 +164,4 @@ def make_row() -> Callable[..., Row]:
 
 @pytest.fixture
 def group_rows() -> Callable[..., list[Row]]:
-    return _group_rows
+    return group_rows_of

@@ -185,8 +185,9 @@ FAULTS: dict[str, Callable[[TrainEngine], None]] = {
 class Pool(AbstractContextManager["Pool"]):
     """Up to `size` processes, each started when it is first needed."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, timeout_s: float = TIMEOUT_S) -> None:
         self.size = size
+        self._timeout_s = timeout_s
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         self._folder = tempfile.TemporaryDirectory(prefix="areal-pool-")
@@ -195,7 +196,9 @@ class Pool(AbstractContextManager["Pool"]):
         context = multiprocessing.get_context("spawn")
         for rank in range(len(self._pipes), size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs, self._folder.name), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, theirs, self._folder.name, self._timeout_s), daemon=True
+            )
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -252,7 +255,7 @@ def _next_meeting() -> int:
     return next(_meetings)
 
 
-def _serve(rank: int, pipe: Connection, folder: str) -> None:
+def _serve(rank: int, pipe: Connection, folder: str, timeout_s: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     while True:
@@ -263,9 +266,11 @@ def _serve(rank: int, pipe: Connection, folder: str) -> None:
         try:
             store = dist.FileStore(str(Path(folder) / str(number)), size)
             dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
+                "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
             )
             result = work(rank)
+            store.set(f"done-{rank}", "")
+            store.wait([f"done-{each}" for each in range(size)])  # a link closed early cuts off what others still read
             pipe.send(None if rank and isinstance(result, Result) else result)  # all have the same
         except Exception:
             pipe.send(_Raised(traceback.format_exc()))

@@ -1,0 +1,76 @@
+"""Every single dimension, every pair, the triples and all of t, p, c, e against one process; written into docs/parallel.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.config.backend_spec import parse_backend
+from tests.engine.parallel.page import Apart, Page, twin_case, write_net
+from tests.engine.parallel.pool import Pool, Result, alone
+
+pytestmark = pytest.mark.heavy
+
+LOSS, GRADIENT, WEIGHTS = 5e-6, 1e-5, 1e-5
+
+DENSE = (
+    "d2",
+    "t2",
+    "p2",
+    "c2",
+    "d4",
+    "t4",
+    "p4",
+    "c4",
+    "d2t2",
+    "d2p2",
+    "d2c2",
+    "t2p2",
+    "t2c2",
+    "p2c2",
+    "d2t2p2",
+    "d2t2c2",
+)
+EXPERTS = ("d2", "t2", "p2", "c2", "d2e2", "t2e2", "c2e2", "d2t2", "d2p2e2", "d2t2e2", "d2c2e2", "t2p2e2", "t2p2c2e2")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(8) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Result]]:
+    """Folder and what one process makes of it, by kind and engine."""
+    found = {}
+    for kind in ("dense", "experts"):
+        folder = write_net(tmp_path_factory.mktemp(kind), experts=kind == "experts")
+        found |= {
+            f"{kind} {engine}": (folder, alone(twin_case(f"{engine}:d1", folder))) for engine in ("archon", "fsdp")
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("dense", "fsdp:d2"),
+        ("experts", "fsdp:d2"),
+        *(("dense", f"archon:{layout}") for layout in DENSE),
+        *(("experts", f"archon:{layout}") for layout in EXPERTS),
+    ],
+)
+def test_a_layout_trains_as_one_process_does(
+    pool: Pool, nets: dict[str, tuple[Path, Result]], request: pytest.FixtureRequest, kind: str, backend: str
+) -> None:
+    folder, expected = nets[f"{kind} {parse_backend(backend).name}"]
+    apart = Apart.of(pool.run(twin_case(backend, folder)), expected)
+    Page(writing=request.config.getoption("--write-parallel-page")).saw(
+        kind, backend, parse_backend(backend).size, apart
+    )
+    assert apart.loss <= LOSS, apart
+    assert apart.gradient <= GRADIENT, apart
+    assert apart.weights <= WEIGHTS, apart
