@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from areal.base.errors import CheckpointError, ConfigError
 from areal.engine import checkpoint
-from areal.engine.checkpoint_files import damage, looks_whole, read_mark
+from areal.engine.checkpoint_files import checkpoints, damage, looks_whole, read_mark
 from areal.engine.commands import Row
 from areal.engine.engine import TrainEngine
 
@@ -145,7 +145,7 @@ def test_a_failed_save_leaves_the_former_checkpoint(
         files_of_at_most(len(before) + 4096),
         pytest.raises(CheckpointError, match=f"{path} could not be written: File too large"),
     ):
-        engine.save(str(path), 2, full=True)  # the weights fit, the optimizer's state does not
+        engine.save(str(path), 2, full=True)
     assert (path / "model.safetensors").read_bytes() == before
     assert [f.name for f in tmp_path.iterdir()] == ["step"]
     assert damage(path, recovery=True) is None
@@ -221,6 +221,25 @@ def test_T081_whatever_is_cut_lost_or_altered_is_seen_and_named(
     with pytest.raises(CheckpointError, match=r"is damaged: model\.safetensors holds another .*resume from an earlier"):
         engine.restore(str(bad))
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights.items())
+
+
+def test_T081_pieces_without_a_mark_are_no_checkpoint(
+    make_engine: MakeEngine, group_rows: GroupRows, tmp_path: Path
+) -> None:
+    """What is left where a process ends after all pieces are on disk: not found, not taken, and written over."""
+    engine, path = make_engine(), tmp_path / "step-000001"
+    engine.train_step(group_rows(), 0, 0)
+    checkpoint.begin(path)
+    files = checkpoint.write_own(path, 0, engine.hold(1, full=True))
+    left = tmp_path / ".step-000001.partial"
+    assert (left / "recovery/pieces-0.safetensors").stat().st_size == files["recovery/pieces-0.safetensors"].bytes
+    assert checkpoints(tmp_path) == []
+    with pytest.raises(CheckpointError, match="is no complete checkpoint"):
+        engine.restore(str(left))
+    engine.save(str(path), 1, full=True)
+    assert damage(path, recovery=True) is None
+    assert [found.path for found in checkpoints(tmp_path)] == [path]
+    assert not left.exists()
 
 
 def flipped(data: bytes, at: int) -> bytes:

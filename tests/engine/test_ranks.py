@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from areal.base.errors import ProcessDied, ShapeError, TrainingError
+from areal.base.errors import CheckpointError, ProcessDied, ShapeError, TrainingError
 from areal.cluster.local import LocalScheduler
 from areal.cluster.scheduler import Job, Process, Scheduler, unless_a_process_dies
+from areal.engine.checkpoint_files import read_mark
 from areal.engine.client import EngineClient
 from areal.engine.commands import Row
 from areal.engine.engine import TrainEngine
@@ -82,7 +84,15 @@ async def test_two_ranks_answer_as_one_and_refuse_as_one(
         mine = dict(alone.named_tensors())
         assert received.keys() == mine.keys()
         assert all(torch.allclose(received[name], mine[name], atol=1e-5) for name in mine)
+        before = resource.prlimit(net.ranks[1].pid, resource.RLIMIT_FSIZE, (1 << 15, resource.RLIM_INFINITY))
+        with pytest.raises(CheckpointError, match=r"step-000001 could not be written: File too large"):
+            await client.save(str(tmp_path / "step-000001"), 1, full=True)  # rank 1's part does not fit
+        resource.prlimit(net.ranks[1].pid, resource.RLIMIT_FSIZE, before)
+        assert not list(tmp_path.glob("*step-000001*"))
         await client.save(str(tmp_path / "step-000001"), 1, full=True)
+        assert {f"recovery/pieces-{rank}.safetensors" for rank in range(2)} < read_mark(
+            tmp_path / "step-000001"
+        ).files.keys()
         await client.train_step(rows, 1, 1)
         assert (await client.restore(str(tmp_path / "step-000001")))["optimizer_steps"] == 1
         again = [await client.score(rows) for _ in range(2)]
