@@ -70,7 +70,7 @@ class SqliteEngine:
             if not connection.execute("PRAGMA page_count").fetchone()[0]:
                 # Of a new file. Asking for it anywhere else is a write, which waits for the lock; an old file reuses its room without shrinking.
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("PRAGMA journal_mode = WAL")
+            self._once_free(connection, "PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten, not only unlinked
@@ -87,10 +87,14 @@ class SqliteEngine:
         if not own.never_waits:
             own.execute("PRAGMA busy_timeout = 0")
             own.never_waits = True
+        self._once_free(connection, "BEGIN IMMEDIATE")
+
+    def _once_free(self, connection: Connection, statement: str) -> None:
+        """SQLite does not wait at all where it sees a deadlock coming, as when two make a new file a WAL one; asking again is what helps."""
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:
-                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(statement)
             except sqlite3.OperationalError as error:
                 if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise

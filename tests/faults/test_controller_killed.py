@@ -33,7 +33,7 @@ if __name__ == "__main__":
 """
 
 CONTROLLER = """
-import asyncio, json, sys
+import asyncio, json, signal, sys
 from pathlib import Path
 from areal.cluster.local import LocalScheduler
 from areal.cluster.scheduler import Job
@@ -45,6 +45,7 @@ async def main():
         print(json.dumps(facts), flush=True)
         await asyncio.sleep(300)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 asyncio.run(main())
 """
 

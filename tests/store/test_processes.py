@@ -132,4 +132,6 @@ def test_a_file_that_many_threads_make_at_once_is_one_file(tmp_path: Path) -> No
     with ThreadPoolExecutor(4) as threads:
         for number in range(25):
             list(threads.map(connect, [tmp_path / f"{number}.sqlite"] * 4))
-    assert {file.name for file in tmp_path.iterdir()} == {f"{number}.sqlite" for number in range(25)}
+    # Who closes while another closes may leave the log behind, empty; nothing else stays.
+    names = {file.name.removesuffix("-wal").removesuffix("-shm") for file in tmp_path.iterdir()}
+    assert names == {f"{number}.sqlite" for number in range(25)}
