@@ -143,8 +143,10 @@ class LocalScheduler:
                 *(process.stop(self._grace_s) for process in self._processes.values() if process.alive)
             )
         finally:
-            if ending := [process.exit for process in self._processes.values() if process.alive]:
-                await asyncio.wait(ending, timeout=KILL_S)  # killed because stopping was cancelled; still to be reaped
+            if left := [process for process in self._processes.values() if process.alive]:
+                for process in left:
+                    process.end_tree()  # stopping was cancelled, for some before it had begun
+                await asyncio.wait([process.exit for process in left], timeout=KILL_S)  # still to be reaped
             for name in self._processes:
                 self._forget_files(name)
             for watcher in self._watchers:

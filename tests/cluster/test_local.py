@@ -70,6 +70,22 @@ async def test_leaving_the_block_stops_everything_also_on_an_exception(tmp_path:
     assert not any(map(alive, pids))
 
 
+async def test_a_block_that_is_cancelled_as_it_begins_to_stop_leaves_nothing(tmp_path: Path, job: MakeJob) -> None:
+    pids: list[int] = []
+
+    async def run() -> None:
+        async with LocalScheduler(tmp_path / "run") as scheduler:
+            [process] = await scheduler.start(job("c", SERVES))
+            await process.ready(60)
+            pids.append(process.pid)
+            asyncio.get_running_loop().call_soon(task.cancel)  # comes before what stops the process has had its turn
+
+    task = asyncio.create_task(run())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not alive(pids[0])
+
+
 async def test_a_cancelled_block_leaves_nothing(tmp_path: Path, job: MakeJob) -> None:
     up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
