@@ -175,7 +175,7 @@ def checkpoints(run: Path) -> dict[int, Checkpoint]:
     for folder in (run / "checkpoints").glob("step-*"):
         try:
             facts = json.loads((folder / "recovery" / "state.json").read_text())
-            for file in (folder / "model.safetensors", folder / "recovery" / "optimizer.safetensors"):
+            for file in (folder / "model.safetensors", folder / "recovery" / "pieces-0.safetensors"):
                 with safe_open(file, "numpy"):
                     pass
         except (OSError, ValueError, SafetensorError):
