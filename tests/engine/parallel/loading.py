@@ -45,7 +45,8 @@ def main(backend: str, rank: int, store: str, tiny_dir: str, model_dir: str) -> 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     spec = parse_backend(backend)
-    dist.init_process_group("gloo", store=dist.FileStore(store, spec.size), rank=rank, world_size=spec.size)
+    meeting = dist.FileStore(store, spec.size)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=spec.size)
     world = World.join(spec, rank)
     load(tiny_dir, backend, world)
     forget()
@@ -54,6 +55,8 @@ def main(backend: str, rank: int, store: str, tiny_dir: str, model_dir: str) -> 
     held = sum(local(p).numel() * p.element_size() for p in net.parameters())
     world.gather(b"loaded")  # whoever is first waits
     print(json.dumps({"held": held, "peak": memory("VmHWM") - before}))
+    meeting.set(f"done-{rank}", "")
+    meeting.wait([f"done-{each}" for each in range(spec.size)])  # a link closed too early ends who still reads from it
     dist.destroy_process_group()
 
 
