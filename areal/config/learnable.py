@@ -9,8 +9,6 @@ from areal.config.algorithms import algorithm_name, ignored, kl_off_the_reward, 
 from areal.config.backend_spec import parse_backend
 from areal.config.run import RunConfig
 
-_NO_BIAS = "what samples does not know the routers' bias yet and would choose other experts than what is trained; use actor.moe_aux_loss"
-
 
 def cannot_learn(config: RunConfig) -> list[str]:
     """One line per reason, none where nothing is trained (no actor.path)."""
@@ -123,7 +121,7 @@ def _nets(config: RunConfig) -> list[str]:
 
 
 def _experts(config: RunConfig) -> list[str]:
-    """What keeps experts evenly used, where nobody would do it, or only half of the system."""
+    """What keeps experts evenly used, where nobody would do it."""
     actor = config.actor
     if parse_backend(actor.backend).name != "archon":
         set_to = {key: getattr(actor, key) for key in ("moe_aux_loss", "moe_bias_rate") if getattr(actor, key)}
@@ -131,4 +129,4 @@ def _experts(config: RunConfig) -> list[str]:
             f"actor.{key}={value}: actor.backend={actor.backend} does not use it; take it out, or use archon"
             for key, value in set_to.items()
         ]
-    return [f"actor.moe_bias_rate={actor.moe_bias_rate}: {_NO_BIAS}"] if actor.moe_bias_rate else []
+    return []

@@ -193,5 +193,4 @@ def test_what_balances_experts_is_refused_where_nothing_would() -> None:
         for key in ("moe_aux_loss", "moe_bias_rate")
     ]
     reasons = why_not(load("actor.backend=archon:d1", "actor.moe_aux_loss=0.01", "actor.moe_bias_rate=0.01", *GROUPED))
-    [bias] = [reason for reason in reasons if "moe" in reason]
-    assert bias.startswith("actor.moe_bias_rate=0.01: what samples does not know")
+    assert not [reason for reason in reasons if "moe" in reason]

@@ -92,19 +92,6 @@ class World:
         texts = self._gathered(padded)
         return [bytes(text[: int(size)].tolist()) for text, size in zip(texts, sizes, strict=True)]
 
-    def broadcast(self, message: bytes) -> bytes:
-        """The leader's message, on every rank; what the others pass in is ignored."""
-        if self.mesh is None:
-            return message
-        size = self._moved(torch.tensor([len(message)]))
-        dist.broadcast(size, src=0)
-        content = torch.zeros(int(size), dtype=torch.uint8)
-        if self.leader and message:
-            content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        content = self._moved(content)
-        dist.broadcast(content, src=0)
-        return content.cpu().numpy().tobytes()
-
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         tensor = self._moved(tensor)
         every = [torch.empty_like(tensor) for _ in range(self.spec.size)]
