@@ -1,8 +1,7 @@
-"""What our decoder calls a parameter and what lies on disk for it, in both directions.
+"""What our decoder calls a parameter and what lies on disk for it; engine/parallel/pieces.py goes the way back.
 
     parts = parts_of("model.layers.3.mlp.experts.gate_proj", config)     # {"model.layers.3.mlp.experts.0.gate_proj.weight": (0,), ...}
     for on_disk, tensor in to_disk(parts, parameter): ...                # views
-    parameter = from_disk(parts, shape, read)                            # read(name on disk) -> tensor
 
 Parameters have Hugging Face's names and lie on disk as they are, with two exceptions: the experts of a layer are stacked in memory and each by
 itself on disk, and a tied output head has no tensor of its own. Pure: nothing is opened here. Neighbours: decoder.py (the names),
@@ -12,9 +11,8 @@ hf_weights.py (the files), dense_config.py (what is on disk: parameter_shapes).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
 from areal.models.dense_config import DenseConfig
@@ -47,16 +45,3 @@ def part_shape(place: Place, shape: tuple[int, ...]) -> tuple[int, ...]:
 def to_disk(parts: Parts, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What is written of it, as views."""
     yield from ((name, parameter[place] if place else parameter) for name, place in parts.items())
-
-
-def from_disk(parts: Parts, shape: tuple[int, ...], read: Callable[[str], Tensor]) -> Tensor:
-    """The parameter that `to_disk` came from, in the dtype of its first part."""
-    parameter: Tensor | None = None
-    for name, place in parts.items():
-        part = read(name)
-        if not place:
-            return part
-        parameter = torch.empty(shape, dtype=part.dtype) if parameter is None else parameter
-        parameter[place] = part
-    assert parameter is not None
-    return parameter

@@ -18,8 +18,9 @@ from areal.engine.parallel.world import World
 from areal.models.decoder import Decoder
 from areal.models.dense import DenseNet, causal
 from areal.models.dense_config import DenseConfig, read_config
-from areal.models.hf_names import EMBEDDING, HEAD, from_disk, parts_of, to_disk
+from areal.models.hf_names import EMBEDDING, HEAD, parts_of, to_disk
 from areal.models.hf_weights import load_tensors
+from tests.models.hf_parts import from_disk
 from tests.models.test_nets import CONFIGS, reference, save
 
 

@@ -15,9 +15,10 @@ from transformers import Qwen3Config
 
 from areal.engine.parallel.pieces import fill, materialise, runs_of
 from areal.models.dense_config import read_config
-from areal.models.hf_names import Parts, from_disk, part_shape, to_disk
+from areal.models.hf_names import Parts, part_shape, to_disk
 from areal.models.hf_weights import WeightFiles
 from areal.models.tiny import write_tiny
+from tests.models.hf_parts import from_disk
 
 FUSED: Parts = {f"{kind}.{e}": (e, slice(3 * g, 3 * g + 3)) for g, kind in enumerate(("gate", "up")) for e in range(4)}
 STACKED: Parts = {f"down.{e}": (e,) for e in range(4)}
