@@ -74,8 +74,7 @@ def _write(folder: Path) -> int:
 
 @pytest.mark.heavy
 def test_a_rank_never_holds_more_than_its_pieces_and_one_tensor_while_it_loads(tmp_path: Path) -> None:
-    """fsdp: and archon:, cut along d, t and p. What else a process has in memory meanwhile, pages of the mapped file among it, is allowed 48 MB:
-    half of what keeping one whole net's tensors would add."""
+    """fsdp: and archon:, cut along d, t and p. What else a process allocates meanwhile is allowed 16 MB."""
     big, tiny = tmp_path / "big", tmp_path / "tiny"
     big.mkdir()
     whole = _write(big)
@@ -91,4 +90,4 @@ def test_a_rank_never_holds_more_than_its_pieces_and_one_tensor_while_it_loads(t
         assert [rank.returncode for rank in ranks] == [0, 0]
         for answer in map(json.loads, said):
             assert 0.45 * whole < answer["held"] < 0.6 * whole
-            assert answer["peak"] < answer["held"] + 17e6 + 48e6, (backend, answer)
+            assert answer["peak"] < answer["held"] + 17e6 + 16e6, (backend, answer)
