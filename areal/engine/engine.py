@@ -197,7 +197,8 @@ class TrainEngine:
         return [[row for row in rows if row.sequence in part] for part in parts]
 
     def _packs(self, rows: Sequence[RowArrays]) -> list[PackedBatch]:
-        return share(rows, self.world, max_tokens=self.settings.max_tokens_per_mb)
+        ranks, rank = self.world.size("d"), self.world.index("d")
+        return share(rows, ranks=ranks, rank=rank, max_tokens=self.settings.max_tokens_per_mb)
 
     def _score(self, rows: Sequence[RowArrays]) -> list[FloatArray]:
         places = [np.flatnonzero(row.trained) for row in rows]

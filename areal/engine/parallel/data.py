@@ -1,7 +1,7 @@
 """The data dimension: parameters, gradients and optimizer state lie in pieces on the ranks of d and c (torch's FSDP2).
 
     shard_over_data(net, world, experts)         # in place; the identity where d and c are 1, but for experts
-    packs = share(rows, world, max_tokens=4096)  # this rank's micro-batches, as many on every rank
+    packs = share(rows, ranks=4, rank=0, max_tokens=4096)  # this rank's micro-batches, as many on every rank
 
 Losses arrive normalised over the whole optimizer step, so gradients are summed and never divided. Each rank must take part in every gather of
 parameters, so all have the same number of micro-batches; who has fewer goes through empty ones. Rows are spread by cost, not by number.
@@ -38,11 +38,10 @@ def shard_over_data(net: Net, world: World, experts: DeviceMesh | None = None) -
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
 
 
-def share(rows: Sequence[RowArrays], world: World, *, max_tokens: int) -> list[PackedBatch]:
-    """This data rank's micro-batches of the rows, which every rank has.
+def share(rows: Sequence[RowArrays], *, ranks: int, rank: int, max_tokens: int) -> list[PackedBatch]:
+    """The micro-batches of data rank `rank` of the rows, which every rank has.
 
-    Where the rows would fill fewer micro-batches than there are data ranks, the budget is lowered until all have work."""
-    ranks = world.size("d")
+    Where the rows would fill fewer micro-batches than there are data ranks, the budget is lowered, so that all have work as far as rows can be parted."""
     packs = list(pack(rows, max_tokens=max_tokens))
     if ranks == 1:
         return packs
@@ -50,7 +49,7 @@ def share(rows: Sequence[RowArrays], world: World, *, max_tokens: int) -> list[P
     rounds = max(1, -(-len(packs) // ranks))
     packs = list(pack(rows, max_tokens=min(max_tokens, -(-tokens // (ranks * rounds)))))
     shares = balanced([cost(each) for each in packs], ranks)
-    own = [packs[number] for number in shares[world.index("d")]]
+    own = [packs[number] for number in shares[rank]]
     return own + [empty_batch()] * (max(map(len, shares)) - len(own))
 
 

@@ -133,7 +133,7 @@ def uneven_loss(world: World) -> tuple[float, float]:
     rows = loss_weights([row_of(4), replace(row_of(2), ids=np.array([7, 8], np.int32))], "token_mean")
     scale = torch.ones((), requires_grad=True)
     tokens, total = Tokens(world), torch.zeros(())
-    for packed in share(rows, world, max_tokens=64):
+    for packed in share(rows, ranks=world.size("d"), rank=world.index("d"), max_tokens=64):
         piece = tokens.piece(packed)
         losses = torch.where(torch.from_numpy(packed.row) == 0, 1.0, 5.0)
         loss = (packed.weight * tokens.joined(scale * piece.of(losses), piece)).sum()
