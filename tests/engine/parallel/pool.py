@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from areal.base.errors import TrainingError
 from areal.config.backend_spec import parse_backend
 from areal.engine.archon import ArchonNet
 from areal.engine.commands import Row
@@ -134,6 +135,15 @@ def _replicas_equal(engine: TrainEngine) -> bool:
 
 def _local(engine: TrainEngine) -> list[tuple[str, Tensor]]:
     return [(name, local(p.detach())) for name, p in engine.policy.trained_parameters()]
+
+
+def refusal(world: World, case: Case) -> str:
+    """What this rank says of a case that cannot be trained; for Pool.call."""
+    try:
+        run_case(case, world.rank)
+    except TrainingError as error:
+        return str(error)
+    return ""
 
 
 def alone(case: Case) -> Result:

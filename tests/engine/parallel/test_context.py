@@ -20,7 +20,7 @@ from areal.engine.parallel.world import World
 from areal.engine.rows import RowArrays, decode_row
 from tests.engine.parallel.conftest import WriteNet
 from tests.engine.parallel.pool import Case, Pool, alone
-from tests.engine.parallel.test_twins import WEIGHTS, assert_twins
+from tests.engine.parallel.twins import WEIGHTS, assert_twins
 
 GroupRows = Callable[..., list[Row]]
 

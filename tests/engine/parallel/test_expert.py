@@ -13,7 +13,7 @@ import torch
 from areal.engine.commands import Row
 from tests.engine.parallel.expert_faults import EXPERT_FAULTS
 from tests.engine.parallel.pool import Case, Pool, Result, alone
-from tests.engine.parallel.test_twins import assert_twins
+from tests.engine.parallel.twins import assert_twins
 
 GroupRows = Callable[..., list[Row]]
 SETTINGS = {"max_tokens_per_mb": 64, "moe_aux_loss": 0.1}

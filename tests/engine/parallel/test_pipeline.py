@@ -12,7 +12,7 @@ from areal.base.errors import ShapeError
 from areal.engine.commands import Row
 from areal.engine.parallel.schedule import Backward, Forward, schedule, stage_layers
 from tests.engine.parallel.pool import Case, Pool, alone
-from tests.engine.parallel.test_twins import assert_twins
+from tests.engine.parallel.twins import assert_twins
 
 GroupRows = Callable[..., list[Row]]
 

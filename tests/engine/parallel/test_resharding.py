@@ -26,7 +26,7 @@ from areal.engine.parallel.world import World, local
 from areal.engine.piece_files import SavedPieces, own_pieces, write_pieces
 from areal.engine.settings import EngineSettings
 from tests.engine.parallel.pool import Case, Pool, Result, alone
-from tests.engine.parallel.test_twins import apart
+from tests.engine.parallel.twins import apart
 
 GroupRows = Callable[..., list[Row]]
 

@@ -21,7 +21,7 @@ from areal.engine.parallel.tensor import cut_tensor
 from areal.engine.parallel.world import World, local, replicas
 from tests.engine.parallel.conftest import WriteNet
 from tests.engine.parallel.pool import Case, Pool, alone
-from tests.engine.parallel.test_twins import WEIGHTS, apart, assert_twins
+from tests.engine.parallel.twins import WEIGHTS, apart, assert_twins
 
 GroupRows = Callable[..., list[Row]]
 

@@ -6,37 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from areal.engine.commands import Row
-from tests.engine.parallel.pool import Case, Pool, Result, alone
-
-LOSS = 5e-6
-GRADIENT = 1e-5
-WEIGHTS = 1e-5
-NORM = 1e-5
+from tests.engine.parallel.pool import Case, Pool, alone, refusal
+from tests.engine.parallel.twins import assert_twins
 
 GroupRows = Callable[..., list[Row]]
-
-
-def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Relative L2."""
-    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
-
-
-def assert_twins(ours: Result, theirs: Result, *, weights: float = WEIGHTS) -> None:
-    assert ours.gradients.keys() == theirs.gradients.keys()
-    assert ours.weights.keys() == theirs.weights.keys()
-    assert max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True)) <= LOSS
-    norms = zip(ours.stats, theirs.stats, strict=True)
-    assert all(own["grad_norm"] == pytest.approx(one["grad_norm"], rel=NORM) for own, one in norms)
-    assert ours.replicas_equal
-    gradient = {name: apart(ours.gradients[name], theirs.gradients[name]) for name in theirs.gradients}
-    worst = max(gradient, key=gradient.__getitem__)
-    assert gradient[worst] <= GRADIENT, (worst, gradient[worst])
-    weight = {name: apart(ours.weights[name], theirs.weights[name]) for name in theirs.weights}
-    worst = max(weight, key=weight.__getitem__)
-    assert weight[worst] <= weights, (worst, weight[worst])
+MakeRow = Callable[..., Row]
 
 
 @pytest.mark.parametrize("backend", ["fsdp:d2", "archon:d2", "archon:t2", "archon:c2"])
@@ -53,3 +29,16 @@ def test_our_own_net_is_transformers(tiny_dir: Path, group_rows: GroupRows) -> N
     weights = {name.removeprefix("model."): tensor for name, tensor in ours.weights.items()}
     assert weights.keys() == {name.removeprefix("model.") for name in theirs.weights}
     assert_twins(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", ["fsdp:d2", "archon:d2"])
+def test_what_one_rank_finds_wrong_all_of_them_refuse(
+    pool: Pool, tiny_dir: Path, group_rows: GroupRows, make_row: MakeRow, backend: str
+) -> None:
+    """A temperature so low that a token's log-prob is no number: on one rank's row, and the others wait for nobody."""
+    rows = [*group_rows(groups=2), make_row([7, 8, 9, 10], [2, 3], session="s-odd", sequence=99, temperature=1e-39)]
+    case = Case(backend, str(tiny_dir), rows, settings={"max_tokens_per_mb": 64})
+    first, second = pool.call(backend, refusal, case)
+    assert first == second
+    assert first.startswith("session s-odd: the policy's log-prob of token ")
+    assert_twins(*(run(Case(backend, str(tiny_dir), rows[:-1], steps=1)) for run in (pool.run, alone)))
