@@ -80,7 +80,7 @@ class Attachment:
                     f"the internal token {DEFAULT_INTERNAL_TOKEN!r} works on loopback only, because everybody knows it; "
                     "set rollout.agent.internal_token to a secret of your own, or bind the gateway to 127.0.0.1"
                 )
-            protect(facts.admin_api_key, facts.internal_token)
+            protect(facts.admin_api_key, facts.internal_token, facts.channel_token)
             async with AsyncExitStack() as opening:
                 store = await opening.enter_async_context(await open_store(facts.store_url))
                 keys = SessionKeys(load_or_create_signing_key(Path(facts.signing_key_path)))
@@ -93,6 +93,7 @@ class Attachment:
                 facts.admin_api_key,
                 facts.model_names,
                 facts.internal_token,
+                facts.channel_token,
                 sessions=store.sessions,
             )
             self._facts, self._looked_at = facts, float("-inf")

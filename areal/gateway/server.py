@@ -93,6 +93,8 @@ def _child(spec: ChildSpec) -> None:
             admin_api_key=job["admin_api_key"],
             model_names=tuple(job["model_names"]),
             internal_token=job.get("internal_token"),
+            channel_token=job.get("channel_token"),
+            channel_models=job.get("channel_models") or {},
         )
         settings = Settings(job["max_body_bytes"], facts)
     except KeyError as error:
