@@ -47,6 +47,7 @@ from areal.rollout.datasets import comes_from, endless, read_tasks
 from areal.rollout.dispatcher import Dispatcher
 from areal.rollout.evaluation import Evaluation
 from areal.rollout.history import History, Life
+from areal.rollout.pace import Pace
 from areal.rollout.queue import GroupQueue
 from areal.rollout.recovery import Start, take_up
 from areal.rollout.retention import Upholder, retention_of
@@ -58,17 +59,6 @@ from areal.store.base import Given, Store
 from areal.store.location import choose_store
 from areal.tools.progress import Progress
 from areal.web.client import JsonClient
-
-
-class Pace:
-    """Seconds between the ends of two steps; the first counts from the start."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def step(self, now: float) -> float:
-        seconds, self._last = max(now - self._last, 1e-9), now
-        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +87,10 @@ class Run:
     history: History
     progress: Progress
     advisor: SpeedAdvisor
+    pace: Pace
     first_step: int
     gateway_url: str
-    pace: Pace = field(default_factory=Pace)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.folder.logs / "metrics.jsonl"
 
     async def unless_stopped(self, work: Any) -> Any:
         """The result of awaiting `work`, or None once somebody asked the run to stop; a failing agent feeder raises."""
@@ -141,7 +127,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
                 enabled=sys.stdout.isatty(),
             )
         )
-        metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
+        metrics = stack.enter_context(MetricsFile(folder.metrics_path, run_id))
         store_url = choose_store(folder.root, config.store.url, run_id)
         store = await stack.enter_async_context(await open_store(store_url))
         given = await _take_up(config, store, start, incarnation)
@@ -172,6 +158,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             history=stack.enter_context(_history(launch, start, incarnation)),
             progress=progress,
             advisor=_advisor(config, store, gate, metrics),
+            pace=Pace(config.stats_logger.log_interval, time.monotonic()),
             first_step=start.step,
             gateway_url=gateway_url,
         )

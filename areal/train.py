@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from areal.base.logs import Log, announce, warn
-from areal.base.metrics import read_metrics
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import unless_a_process_dies
@@ -98,9 +97,8 @@ async def evaluate(run: Run, step: int, *, last: bool = False) -> None:
 def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str, float]) -> None:
     """One step in its history, in the log, in metrics.jsonl and on the display; the same numbers everywhere."""
     run.history.write(batch, step=step, made=version)
-    seconds = run.pace.step(time.monotonic())
-    samples_per_second = batch.sessions / seconds
-    tokens_per_second = batch.recorded_tokens / seconds
+    rate = run.pace.step(time.monotonic(), sessions=batch.sessions, tokens=batch.recorded_tokens)
+    rates = {"samples_per_second": rate.sessions, "tokens_per_second": rate.tokens}
     unusual = {
         "rewards_clipped": batch.rewards_clipped,
         "stale_groups": batch.stale_groups,
@@ -122,18 +120,18 @@ def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str,
         **{name: number for name, number in unusual.items() if number},
     )
     if (step + 1) % run.config.stats_logger.log_interval == 0:
-        Log("throughput").line(step=step, samples_per_second=samples_per_second, tokens_per_second=tokens_per_second)
+        Log("throughput").line(step=step, **rates)
     own = {"reward": batch.reward, "lag_mean": batch.lag_mean, "lag_max": batch.lag_max, "version": version.label}
     own |= {"sessions": batch.sessions, "recorded_tokens": batch.recorded_tokens, **unusual}
-    rates = {"throughput/samples_per_second": samples_per_second, "throughput/tokens_per_second": tokens_per_second}
-    run.metrics.write(step, {f"train/{name}": value for name, value in (own | stats).items()} | rates)
+    logged = {f"train/{name}": value for name, value in (own | stats).items()}
+    run.metrics.write(step, logged | {f"throughput/{name}": value for name, value in rates.items()})
     run.progress.step(
         step + 1,
         reward=batch.reward,
         loss=stats["loss"],
         version=version.label,
         lag=batch.lag_max,
-        tokens_per_second=tokens_per_second,
+        tokens_per_second=rate.tokens,
     )
     if not batch.rewarded:
         warn(
@@ -186,9 +184,9 @@ class PPOTrainer:
             await unless_a_process_dies(train(run), run.scheduler)
             books = await run.store.reading.balance()
             if run.learner is not None:
-                finish(run.folder, run.metrics_path, books)
+                finish(run.folder, books)
             log_sums(books)
-            refuse(faults_of(books, read_metrics(run.metrics_path)))
+            refuse(faults_of(books, run.folder.metrics()))
 
 
 class _Signals:

@@ -72,7 +72,7 @@ class StatsLoggerConfig(Section):
     log_dir: str | None = None
     """Folder of train.log, gateway.log, metrics.jsonl; null = `logs/` of the run folder."""
     log_interval: int = Field(1, ge=1)
-    """Steps between [throughput] lines."""
+    """Steps between [throughput] lines, and the steps that each of them is measured over."""
 
 
 class WeightsConfig(Section):

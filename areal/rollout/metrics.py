@@ -72,8 +72,8 @@ for name, combine, description in (
 ):
     declare(f"train/{name}", combine, description)  # type: ignore[arg-type]
 
-declare("throughput/samples_per_second", "sum", "trained sessions per second since the step before")
-declare("throughput/tokens_per_second", "sum", "sampled tokens of trained sessions per second since the step before")
+declare("throughput/samples_per_second", "sum", "trained sessions per second over the last log_interval steps")
+declare("throughput/tokens_per_second", "sum", "sampled tokens of trained sessions per second over the same")
 
 declare(
     "checkpoint/held_seconds",
