@@ -21,6 +21,7 @@ ArealError
   StoreError       503  the store refused (wrong schema, damaged)
     StoreUnready         it cannot write now, but may soon (disk full, locked, server gone)
   ProcessDied           a child process ended; carries its last log lines
+  CallFailed            the user's code, run in a process of its own, gave no result
   ShapeError            arrays do not fit together
   TrainingError         a step cannot be applied (NaN, no trainable token)
   CheckpointError       a checkpoint cannot be written, or is not whole
@@ -206,6 +207,14 @@ class StoreUnready(StoreError):
 
 class ProcessDied(ArealError):
     """A process of the run ended on its own. The message carries its last log lines."""
+
+
+class CallFailed(ArealError):
+    """A call of the user's code in a process of its own gave no result. why: it raised, took too long, or its process ended."""
+
+    def __init__(self, why: Literal["raised", "timed_out", "died"], message: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class ShapeError(ArealError):
