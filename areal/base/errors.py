@@ -13,6 +13,7 @@ ArealError
   Conflict         409  the key is being refreshed right now
   BodyTooLarge     413
   NoCapacity       429  staleness control: training has to catch up first
+    AdmissionHeld        what rewards sessions is away, so none may start
   InternalError    500  a bug; the log has its cause
   BackendError     502  worker or backend unreachable, or it answered nonsense
     BackendTimeout   504
@@ -144,6 +145,16 @@ class NoCapacity(ArealError):
             f"no free slot: {running} of {limit} groups run or wait to be trained; retry in {self.retry_after_s} s, "
             "end a session, or raise rollout.max_head_offpolicyness or rollout.max_concurrent_rollouts"
         )
+
+
+class AdmissionHeld(NoCapacity):
+    """No session may start until the run lets them again. reason: a clause that says why, and what to do."""
+
+    code = "admission_held"
+
+    def __init__(self, reason: str, retry_after_s: float = 10.0) -> None:
+        super().__init__(0, 0, retry_after_s)
+        self.args = (f"no session starts now: {reason}; retry in {self.retry_after_s} s",)
 
 
 class InternalError(ArealError):

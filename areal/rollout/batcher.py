@@ -190,9 +190,10 @@ class Batcher:
             return
         counts = await self._training.counts()
         lost = ", ".join(f"{reason} {number}" for reason, number in sorted(counts.dropped.items()))
+        unscored = f", {counts.awaiting_reward} waiting for their reward" if counts.awaiting_reward else ""
         self._say(
             f"waiting for {_number(self._batch_groups - self._finished, 'more group')}; "
-            f"{_number(counts.running_sessions, 'session')} running, slots {counts.free_slots}"
+            f"{_number(counts.running_sessions, 'session')} running{unscored}, slots {counts.free_slots}"
             f"{f'; groups dropped so far: {lost}' if lost else ''}"
         )
 

@@ -15,6 +15,7 @@ for name, combine, description in (
     ("queue", "last", "finished groups waiting to be trained"),
     ("slots", "last", "groups that may open now"),
     ("running", "last", "sessions running now"),
+    ("awaiting_reward", "last", "sessions that have ended and wait for the run's reward source"),
     ("version", "last", "label of the weights that are served now"),
 ):
     declare(f"rollout/{name}", combine, description)  # type: ignore[arg-type]

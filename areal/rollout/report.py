@@ -92,7 +92,7 @@ class RolloutReporter:
             "slots": now.free_slots,
             "running": now.running_sessions,
             "version": self._gate.current.label,
-        }
+        } | ({"awaiting_reward": now.awaiting_reward} if limits.scored else {})
         bounds = {"queue": queue_bound(limits), "slots": most_running(limits)}
         shown = {name: f"{value}/{bounds[name]}" if name in bounds else value for name, value in numbers.items()}
         self._log.line(step=step, **shown)

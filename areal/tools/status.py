@@ -208,6 +208,10 @@ def _waits_for(counts: Counts, limits: Limits | None, version: Version | None) -
     if have == limits.batch_groups:
         return f"training step {version.step}: {there}; {runs}"
     closed = "" if limits.accepting else "; no new sessions are taken, the run drains"
+    if limits.held:
+        closed = f"; no session starts: {limits.held}"
+    if counts.awaiting_reward:
+        runs = f"{runs}, {counts.awaiting_reward} sessions wait for their reward"
     return f"waiting for agents: {there}; {runs}{closed}"
 
 

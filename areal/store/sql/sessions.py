@@ -18,6 +18,7 @@ from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection, Row
 
 ANSWER_PATIENCE_S = 30.0  # how long a sampled answer waits for room on a full disk before its client hears of it
+LATE = "late"  # its group went on without it
 LONGEST_ID = 512  # characters of a task or request id; ids are data, never paths
 
 SESSION = (
@@ -197,6 +198,14 @@ def _tag(connection: Connection, interaction_id: str, tag: Tag) -> None:
 
 def _reward(connection: Connection, session_id: str, reward: float, interaction_id: str | None, now: float) -> str:
     session = _running(connection, session_id)
+    name = pay(connection, session, reward, interaction_id)
+    _touch(connection, session["seq"], now)
+    return name
+
+
+def pay(connection: Connection, session: Row, reward: float, interaction_id: str | None) -> str:
+    """Write the reward of an answer, see SessionStore.reward; returns its id."""
+    session_id = session["id"]
     rows = connection.execute(
         "SELECT seq, id, tags FROM interactions WHERE session_seq = ? ORDER BY seq DESC", (session["seq"],)
     )
@@ -216,7 +225,6 @@ def _reward(connection: Connection, session_id: str, reward: float, interaction_
             raise NotFound(f"session {session_id!r} has no interaction {name!r}; use the id of one of its answers")
     for row in chosen:
         connection.execute("UPDATE interactions SET reward = ? WHERE seq = ?", (reward, row["seq"]))
-    _touch(connection, session["seq"], now)
     return name
 
 
@@ -225,32 +233,39 @@ def _end(connection: Connection, session_id: str, ending: Ending, now: float) ->
     if session.ending is not None:
         return session
     row = _running(connection, session_id)
+    drop_reason, awaits = _outcome(connection, row, ending)
     connection.execute(
-        "UPDATE sessions SET ending = ?, ended_at = ?, drop_reason = ? WHERE seq = ?",
-        (ending, now, _why_dropped(connection, row, ending), row["seq"]),
+        "UPDATE sessions SET ending = ?, ended_at = ?, drop_reason = ?, awaits_reward_since = ? WHERE seq = ?",
+        (ending, now, drop_reason, now if awaits else None, row["seq"]),
     )
     if row["group_seq"] is not None:
         groups.settle(connection, row["group_seq"], now)
     return _must_get(connection, session_id)
 
 
-def _why_dropped(connection: Connection, session: Row, ending: Ending) -> str | None:
-    """Why a session that ends like this is never trained; None for one that is (settled 9)."""
-    if session["purpose"] == "eval":
-        return None  # never a candidate for training, so never dropped from it
+def _outcome(connection: Connection, session: Row, ending: Ending) -> tuple[str | None, bool]:
+    """Of a session that ends like this: why it is never trained, None for one that may be (settled 9), and whether its reward is yet to
+    come from the run's reward source. What somebody has rewarded is not asked about."""
     if ending in ("reward_failed", "excluded"):
-        return ending
+        return (None if session["purpose"] == "eval" else ending), False
     total, rewarded = connection.execute(
         "SELECT count(*), count(reward) FROM interactions WHERE session_seq = ?", (session["seq"],)
     ).fetchone()
+    limits = groups.read_limits(connection)
+    awaits = limits is not None and limits.scored and total > 0 and rewarded == 0
+    if session["purpose"] == "eval":
+        return None, awaits  # never a candidate for training, so never dropped from it
     if total == 0:
-        return "empty"
-    if ending == "expired" and rewarded == 0:
-        return "expired"
-    settled = connection.execute(
-        f"SELECT 1 FROM task_groups WHERE seq = ? AND NOT ({groups.RUNNING})", (session["group_seq"],)
-    ).fetchone()
-    return "late" if settled else None  # its group went on without it
+        return "empty", False
+    if ending == "expired" and rewarded == 0 and not awaits:
+        return "expired", False
+    return (LATE, False) if went_on(connection, session["group_seq"]) else (None, awaits)
+
+
+def went_on(connection: Connection, group_seq: int) -> bool:
+    """Whether a group has been settled without those that had not ended well by then."""
+    where = f"WHERE seq = ? AND NOT ({groups.RUNNING})"
+    return connection.execute(f"SELECT 1 FROM task_groups {where}", (group_seq,)).fetchone() is not None
 
 
 def _exclude(connection: Connection, session_id: str, because: str, delete: bool, now: float) -> Session:
@@ -329,6 +344,7 @@ def to_session(row: Row) -> Session:
         excluded_because=row["excluded_because"],
         deleted_at=row["deleted_at"],
         request_id=row["request_id"],
+        awaits_reward_since=row["awaits_reward_since"],
     )
 
 
