@@ -143,6 +143,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             await nets.restore(str(start.found.path))
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
+        trained = (await store.training.counts()).consumed
         dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, given))
         yield Run(
             config=config,
@@ -151,7 +152,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             store=store,
             gate=gate,
             batcher=_batcher(config, gate, store),
-            learner=await _learner(stack, launch, start, nets, servers, workers, metrics),
+            learner=await _learner(stack, launch, start, nets, servers, workers, metrics, trained=trained),
             evaluation=_evaluation(config, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
@@ -204,6 +205,8 @@ async def _learner(
     servers: dict[str, Backend],
     workers: list[JsonClient],
     metrics: MetricsFile,
+    *,
+    trained: int,
 ) -> Learner | None:
     if nets is None:
         return None
@@ -223,6 +226,7 @@ async def _learner(
         keep=config.saver.keep,
         origin=start.origin,
         found=start.found,
+        trained=trained,
         metrics=metrics,
     )
     return Learner(
@@ -235,10 +239,10 @@ async def _learner(
 def _schedules(config: RunConfig) -> dict[Purpose, Schedule]:
     """When models and recovery states are due."""
     dataset = config.train_dataset
-    epoch_steps = len(read_tasks(dataset.path)) / dataset.batch_size if dataset.path else 0.0
+    epoch_groups = len(read_tasks(dataset.path)) if dataset.path else 0
     sections: dict[Purpose, SaverConfig | RecoverConfig] = {"saver": config.saver, "recover": config.recover}
     return {
-        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_steps)
+        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_groups)
         for purpose, section in sections.items()
     }
 
@@ -283,6 +287,7 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
         gate,
         store.training,
         batch_groups=config.train_dataset.batch_size,
+        most_groups=config.train_dataset.max_batch_size,
         informative=credit_of(config).informative if resolved(config).dynamic_sampling else None,
         stale=stale_policy(config),
         wait_s=config.rollout.stale_wait_seconds,

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 async def train(run: Run) -> None:
     """The whole run, from its first step to total_train_steps, or until somebody asks it to stop."""
-    async with RolloutReporter(run.store, run.gate, run.metrics, on_counts=run.progress.counts):
+    reporting = RolloutReporter(
+        run.store, run.gate, run.metrics, on_counts=run.progress.counts, trains=run.learner is not None
+    )
+    async with reporting as rollouts:
         if run.learner is None:
             return await record(run)
         learner = run.learner
@@ -49,17 +52,19 @@ async def train(run: Run) -> None:
             if batch is None:
                 break
             waited = time.monotonic() - started
+            await rollouts.catch_up()
             stats = await learner.nets.train(
                 batch.groups, step=step, current_version=batch.weights.label, lags=batch.lags
             )
             await settle(run.store.training, batch)
             version = await learner.publisher.publish(consumed=batch.group_ids)
-            run.advisor.trained(time.monotonic() - started - waited)
+            run.advisor.trained(time.monotonic() - started - waited, groups=len(batch.groups))
             report(
                 run, step, batch, version, stats | {"wait_seconds": waited, "step_seconds": time.monotonic() - started}
             )
+            rollouts.trained(step)
             await run.advisor.report_if_due(step)
-            await learner.snapshots.save_if_due(version)
+            await learner.snapshots.save_if_due(version, len(batch.groups))
             if run.evaluation.due(step + 1):
                 await evaluate(run, step + 1)
         await run.store.training.take(run.gate.current, {})  # stopped or done: no step owns anything

@@ -65,12 +65,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("model_routing.judge_model", _given, f"{_NO_CHANNEL}; take the route out"),
     Refusal("model_routing.policy_model.upstream", bool, f"{_NO_CHANNEL}; set it to false"),
     Refusal("model_routing.policy_model.timeout", _given, f"{_NO_CHANNEL}; take it out"),
-    Refusal(
-        "train_dataset.max_batch_size",
-        _given,
-        "a step takes exactly train_dataset.batch_size groups in this version; set it to null, or set "
-        "train.global_batch_size and async.trigger_batch_size to the same number",
-    ),
 )
 
 
