@@ -236,7 +236,10 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ),
         ((*ONLINE, "rollout.agent.chat_template=no.jinja"), "rollout.agent.chat_template=no.jinja is no file"),
         ((*ONLINE, "rollout.queue_size=7"), "rollout.queue_size=7 never holds the 8 groups"),
-        ((*ONLINE, "train_dataset.max_batch_size=7"), "max_batch_size=7: a step begins with train_dataset.batch_size=8"),
+        (
+            (*ONLINE, "train_dataset.max_batch_size=7"),
+            "max_batch_size=7: a step begins with train_dataset.batch_size=8",
+        ),
         ((*ONLINE, "gconfig.n_samples=4", "rollout.agent.internal_token=tok-0815"), "is a task of its own"),
         ((*ONLINE, "actor.context_parallel=ulysses"), "actor.context_parallel=ulysses: no net has c; take it out"),
         ((*ONLINE, "actor.sequence_parallel=false"), "actor.sequence_parallel=false: no net has t; take it out"),
