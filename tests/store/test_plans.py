@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Share, Version
-from areal.store.sql import rewards, sessions, training
+from areal.store.sql import adding, rewards, sessions, training
 from areal.store.sql.database import Database
 from areal.store.sql.groups import overdue, settle_overdue
 from areal.store.sql.training import SqlTraining
@@ -87,7 +87,7 @@ def test_hot_statements_search(connection: sqlite3.Connection, statements: set[s
     record = Interaction("i", "t", 0, ids, Completion(ids, floats, ids, floats, 1.0, "stop"), (), Message("assistant"))
     sessions._begin(connection, SessionRequest("t", "k", "w", request_id="r"), 1.0)
     sessions._begin(connection, SessionRequest("t", "k2", "w"), 1.0)
-    sessions._add(connection, "t", *sessions.codec.encode(record), 1.0)
+    adding.add(connection, adding.Addition.of(record, 1.0))
     sessions._reward(connection, "t", 1.0, None, 1.0)
     connection.execute("UPDATE interactions SET reward = NULL WHERE id = 'i'")
     sessions._end(connection, "t", "ended", 1.0)

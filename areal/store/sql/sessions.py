@@ -14,7 +14,8 @@ from areal.base.types import Ending, Interaction, Session, SessionRequest, Tag
 from areal.store import codec
 from areal.store.base import LARGEST_REWARD
 from areal.store.sql import exclusion, groups
-from areal.store.sql.database import Database
+from areal.store.sql.adding import Addition, add, add_all, running, touch
+from areal.store.sql.database import Database, Many
 from areal.store.sql.engine import Connection, Row
 
 ANSWER_PATIENCE_S = 30.0  # how long a sampled answer waits for room on a full disk before its client hears of it
@@ -28,16 +29,6 @@ SESSION = (
 _NEWEST_OF_KEY = "WHERE s.key_hash = ? ORDER BY s.seq DESC LIMIT 1"
 # Not what a null interaction_id means (settled 10).
 _NOT_THE_LAST = frozenset({"side_request", "superseded", "aborted"})
-
-# The busiest statements: values bound by place, and no RETURNING, each of which saves a tenth of an interaction's SQL.
-_INSERT_FACTS = (
-    f"INSERT INTO interactions (session_seq, {', '.join(codec.FACTS)}) VALUES (?{', ?' * len(codec.FACTS)}) "
-    "ON CONFLICT (id) DO NOTHING"
-)
-_INSERT_RECORDING = (
-    f"INSERT INTO recordings (seq, {', '.join(codec.RECORDING)}) "
-    f"VALUES ((SELECT seq FROM interactions WHERE id = ?){', ?' * len(codec.RECORDING)})"
-)
 
 
 class SqlSessions:
@@ -64,10 +55,9 @@ class SqlSessions:
         return await self._database.read(lambda connection: _of_answer(connection, interaction_id))
 
     async def add(self, interaction: Interaction) -> None:
-        facts, recording = codec.encode(interaction)  # the caller's thread pays for the encoding, not the writer's
+        addition = Addition.of(interaction, self._clock())  # the caller's thread pays for the encoding, not the writer's
         await self._database.write(
-            lambda connection: _add(connection, interaction.session_id, facts, recording, self._clock()),
-            patience_s=ANSWER_PATIENCE_S,
+            lambda connection: add(connection, addition), patience_s=ANSWER_PATIENCE_S, many=Many(add_all, addition)
         )
 
     async def tag(self, interaction_id: str, tag: Tag) -> None:
@@ -98,10 +88,10 @@ class SqlSessions:
         return await self._database.read(lambda connection: read_interactions(connection, session_id))
 
     async def touch(self, session_id: str) -> None:
-        def touch(connection: Connection) -> None:
-            _touch(connection, _running(connection, session_id)["seq"], self._clock())
+        def touched(connection: Connection) -> None:
+            touch(connection, [running(connection, session_id)["seq"]], self._clock())
 
-        await self._database.write(touch)
+        await self._database.write(touched)
 
     async def expire(
         self, idle_since: float, busy: Sequence[str] = (), worker: str | None = None
@@ -171,22 +161,6 @@ def _free_id(connection: Connection, task_id: str) -> tuple[str, int]:
         suffix += 1
 
 
-def _add(connection: Connection, session_id: str, facts: dict[str, Any], recording: dict[str, Any], now: float) -> None:
-    session = connection.execute("SELECT seq, ending FROM sessions WHERE id = ?", (session_id,)).fetchone()
-    running = session is not None and session["ending"] is None
-    if running and connection.execute(_INSERT_FACTS, (session["seq"], *facts.values())).rowcount:
-        connection.execute(_INSERT_RECORDING, (facts["id"], *recording.values()))
-        _touch(connection, session["seq"], now)
-        return
-    known = connection.execute(
-        "SELECT s.id FROM interactions i JOIN sessions s ON s.seq = i.session_seq WHERE i.id = ?", (facts["id"],)
-    ).fetchone()
-    if known is None:
-        _running(connection, session_id)  # raises why not
-    elif known["id"] != session_id:
-        raise Conflict(f"interaction id {facts['id']!r} belongs to session {known['id']!r}; ids are used once")
-
-
 def _tag(connection: Connection, interaction_id: str, tag: Tag) -> None:
     row = connection.execute("SELECT seq, tags FROM interactions WHERE id = ?", (interaction_id,)).fetchone()
     if row is None:
@@ -197,9 +171,9 @@ def _tag(connection: Connection, interaction_id: str, tag: Tag) -> None:
 
 
 def _reward(connection: Connection, session_id: str, reward: float, interaction_id: str | None, now: float) -> str:
-    session = _running(connection, session_id)
+    session = running(connection, session_id)
     name = pay(connection, session, reward, interaction_id)
-    _touch(connection, session["seq"], now)
+    touch(connection, [session["seq"]], now)
     return name
 
 
@@ -232,7 +206,7 @@ def _end(connection: Connection, session_id: str, ending: Ending, now: float) ->
     session = _must_get(connection, session_id)
     if session.ending is not None:
         return session
-    row = _running(connection, session_id)
+    row = running(connection, session_id)
     drop_reason, awaits = _outcome(connection, row, ending)
     connection.execute(
         "UPDATE sessions SET ending = ?, ended_at = ?, drop_reason = ?, awaits_reward_since = ? WHERE seq = ?",
@@ -284,23 +258,7 @@ def _idle(connection: Connection, idle_since: float, busy: set[str], worker: str
     return [row["id"] for row in rows.fetchall() if row["id"] not in busy]
 
 
-def _touch(connection: Connection, session_seq: int, now: float) -> None:
-    connection.execute(
-        "UPDATE sessions SET last_active_at = ? WHERE seq = ? AND last_active_at < ?", (now, session_seq, now)
-    )
-
-
 # -- rows to nouns ---------------------------------------------------------------------------------
-
-
-def _running(connection: Connection, session_id: str) -> Row:
-    """The row of a running session; raises NotFound, or InvalidKey when it has ended."""
-    row: Row | None = connection.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
-    if row is None:
-        raise NotFound(f"no session {session_id!r}; start one with POST /rl/start_session")
-    if row["ending"] is not None:
-        raise InvalidKey(f"session {session_id!r} has {row['ending']}; start a new one with POST /rl/start_session")
-    return row
 
 
 def _one(connection: Connection, where: str, value: str | int) -> Session | None:
