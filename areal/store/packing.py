@@ -75,14 +75,17 @@ def _packed(plain: bytes, *, values: bool) -> bytes | None:
     if not LEAST <= len(plain) <= LARGEST:
         return None
     frame = _COMPRESSOR.compress(
-        np.frombuffer(plain, np.uint8).reshape(-1, VALUE).T.tobytes() if values else plain, zstd.ZstdCompressor.FLUSH_FRAME
+        np.frombuffer(plain, np.uint8).reshape(-1, VALUE).T.tobytes() if values else plain,
+        zstd.ZstdCompressor.FLUSH_FRAME,
     )
     return frame if len(frame) <= WORTH * len(plain) else None
 
 
 def _repeated(value: bytes, name: str, count: int) -> bytes:
     if len(value) != VALUE or not 1 < count <= LARGEST // VALUE:
-        raise StoreError(f"a record's {name} are damaged ({count} times {len(value)} bytes); restore a copy of the store")
+        raise StoreError(
+            f"a record's {name} are damaged ({count} times {len(value)} bytes); restore a copy of the store"
+        )
     return value * count
 
 

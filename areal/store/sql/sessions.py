@@ -55,7 +55,8 @@ class SqlSessions:
         return await self._database.read(lambda connection: _of_answer(connection, interaction_id))
 
     async def add(self, interaction: Interaction) -> None:
-        addition = Addition.of(interaction, self._clock())  # the caller's thread pays for the encoding, not the writer's
+        # The caller's thread pays for the encoding, not the writer's.
+        addition = Addition.of(interaction, self._clock())
         await self._database.write(
             lambda connection: add(connection, addition), patience_s=ANSWER_PATIENCE_S, many=Many(add_all, addition)
         )
