@@ -78,7 +78,7 @@ def test_one_value_repeated_is_kept_as_that_value(output: int, alike: bool) -> N
 @pytest.mark.parametrize("count", ["-1", "0", "1", str(2**60)])
 def test_a_count_that_no_store_wrote_is_refused(count: str) -> None:
     facts, recording = encode(interaction(0, 10, 0))
-    with pytest.raises(StoreError, match="versions are damaged.*restore a copy"):
+    with pytest.raises(StoreError, match=r"versions are damaged.*restore a copy"):
         decode({**facts, **recording, "packed": f"versions*{count}"}, "s")
 
 

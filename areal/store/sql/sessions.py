@@ -7,9 +7,8 @@ functions below the class run inside the transaction; those of groups.py decide 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from areal.base.errors import BadRequest, Conflict, InvalidKey, NotFound
+from areal.base.errors import BadRequest, Conflict, NotFound
 from areal.base.types import Ending, Interaction, Session, SessionRequest, Tag
 from areal.store import codec
 from areal.store.base import LARGEST_REWARD
