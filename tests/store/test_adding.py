@@ -138,8 +138,7 @@ async def test_what_is_on_disk_is_answered_while_another_process_holds_the_lock(
     first = asyncio.ensure_future(database.write(holds))
     await asyncio.to_thread(inside.wait, 60)
     second = asyncio.ensure_future(database.write(lambda _: "second"))
-    while database._queue.empty():
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # now it is in the queue
     engine.other = sqlite3.connect(engine.path, isolation_level=None, check_same_thread=False)
     go.set()
     assert await asyncio.wait_for(first, 60) == "first"
