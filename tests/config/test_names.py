@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from areal.base.errors import ConfigError
+from areal.base.guide import situation
 from areal.base.redact import redact
 from areal.config.aliases import ALIASES
 from areal.config.command_line import load_command_line, parse
@@ -130,7 +131,9 @@ def test_notes_say_what_wins_and_why_a_run_does_not_overlap(in_fixtures: Path) -
     [wins] = resolve(path, ["train.parallelism.dp=2"]).notes
     assert "async.train_workers=4 wins over train.parallelism.dp=2" in wins
     [alternate] = resolve(path, ["async.staleness_threshold=0"]).notes
-    assert "generation and training alternate" in alternate
+    assert situation("async-lag-0").said_in(alternate)
+    [turns] = resolve(path, ["async.enabled=false"]).notes
+    assert situation("async-off").said_in(turns)
 
 
 @pytest.mark.parametrize(
