@@ -298,7 +298,7 @@ GUIDE: tuple[Situation, ...] = (
         "The run ends at once with exit code 2",
         "… is still the placeholder of the text it was copied from; put your own value there",
         "A value like `your-policy-model-id` or `sk-你的key` stands where yours belongs.",
-        "Put in the model id or the key; check_channel.py tries them.",
+        "Put in the model id or the key of your channel.",
     ),
     Situation(
         "older-torch",
