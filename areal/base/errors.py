@@ -18,6 +18,8 @@ ArealError
   BackendError     502  worker or backend unreachable, or it answered nonsense
     BackendTimeout   504
     WeightsRefused   409  a server kept its old weights; names the arrow
+    UpstreamError    ...  the channel for reward and judge models failed a call; its own status, else 502 or 504
+  UpstreamLimit    429  a limit of a route to the channel; 503 while its model is taken for dead
   Unavailable      503  draining, or the store cannot write
   StoreError       503  the store refused (wrong schema, damaged)
     StoreUnready         it cannot write now, but may soon (disk full, locked, server gone)
@@ -34,7 +36,8 @@ proxy/dialects). A failed session is data, never a crash.
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import ClassVar, Literal
 
 
 class ArealError(Exception):
@@ -193,6 +196,42 @@ class WeightsRefused(BackendError):
         super().__init__(reason)
         self.arrow: WeightsArrow = arrow
         self.code = f"weights_{arrow}"
+
+
+class UpstreamError(BackendError):
+    """The channel for reward and judge models failed a call: `status` is its own where it named one, else 502, or 504 for a time-out.
+
+    Clients are told not to retry, because the gateway has. again: whether another attempt may help. wait_s: what it said in Retry-After."""
+
+    code = "upstream_error"
+    should_retry = False
+    _TYPES: ClassVar[dict[int, str]] = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
+
+    def __init__(self, message: str, *, status: int = 502, again: bool = False, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.again, self.wait_s = status, again, wait_s
+        self.type = self._TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.retry_after_s = None if wait_s is None else max(1, min(30, round(wait_s)))
+
+
+class UpstreamLimit(ArealError):
+    """A limit of a route to the channel refused a call before it was sent; nothing was spent."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "upstream_limit"
+
+    def __init__(
+        self, message: str, *, status: int = 429, retry_after_s: float = 1.0, should_retry: bool = True
+    ) -> None:
+        super().__init__(message)
+        self.status, self.should_retry = status, should_retry
+        self.retry_after_s = max(1, min(30, math.ceil(retry_after_s)))
 
 
 class Unavailable(ArealError):

@@ -309,7 +309,7 @@ def test_dry_run_prints_the_tree_and_what_would_not_start(in_fixtures: Path) -> 
     done = run("--config", "configs/agent_async_train.yaml", "--dry-run", "async.enabled=false")
     assert done.returncode == 0
     assert yaml.safe_load(done.stdout)["rollout"]["max_head_offpolicyness"] == 0
-    assert "would not start: api_gateway" in done.stderr
+    assert "would not start: model_routing.reward_model.model_id is still the placeholder" in done.stderr
     assert SECRET not in done.stdout + done.stderr
 
 
