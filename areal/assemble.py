@@ -35,6 +35,7 @@ from areal.config.backend_spec import parse_backend
 from areal.config.recorded import Recorded
 from areal.config.run import RecoverConfig, RunConfig, SaverConfig
 from areal.config.show import masked_yaml, secretless_tree
+from areal.engine.client import EngineClient
 from areal.engine.credit import Credit
 from areal.engine.nets import Nets
 from areal.inference.backend import Backend
@@ -47,7 +48,6 @@ from areal.rollout.datasets import comes_from, endless, read_tasks
 from areal.rollout.dispatcher import Dispatcher
 from areal.rollout.evaluation import Evaluation
 from areal.rollout.history import History, Life
-from areal.rollout.pace import Pace
 from areal.rollout.queue import GroupQueue
 from areal.rollout.recovery import Start, take_up
 from areal.rollout.retention import Upholder, retention_of
@@ -59,6 +59,17 @@ from areal.store.base import Given, Store
 from areal.store.location import choose_store
 from areal.tools.progress import Progress
 from areal.web.client import JsonClient
+
+
+class Pace:
+    """Seconds between the ends of two steps; the first counts from the start."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def step(self, now: float) -> float:
+        seconds, self._last = max(now - self._last, 1e-9), now
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +98,14 @@ class Run:
     history: History
     progress: Progress
     advisor: SpeedAdvisor
-    pace: Pace
     first_step: int
     gateway_url: str
+    pace: Pace = field(default_factory=Pace)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.folder.logs / "metrics.jsonl"
 
     async def unless_stopped(self, work: Any) -> Any:
         """The result of awaiting `work`, or None once somebody asked the run to stop; a failing agent feeder raises."""
@@ -127,7 +142,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
                 enabled=sys.stdout.isatty(),
             )
         )
-        metrics = stack.enter_context(MetricsFile(folder.metrics_path, run_id))
+        metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
         store_url = choose_store(folder.root, config.store.url, run_id)
         store = await stack.enter_async_context(await open_store(store_url))
         given = await _take_up(config, store, start, incarnation)
@@ -135,15 +150,14 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         gate = await StalenessGate.open(
             store.training, limits_of(config), incarnation=incarnation, first_step=start.step
         )
-        launch = Launch(config, folder, scheduler, gate, start.model_dir, run_id, store_url)
+        launch = Launch(config, folder, scheduler, gate, start.model_dir, run_id, store_url, start.adapter_dir)
         announce("RLTrainer", f"starting the processes of this run; their logs are in {folder.logs}")
         servers, ranks = await launch.servers_and_ranks(stack)
-        nets = Nets(ranks.pop("policy"), credit_of(config), **ranks) if ranks else None
+        nets = nets_of(config, launch.nets, ranks) if ranks else None
         if nets is not None and start.found is not None:
             await nets.restore(str(start.found.path))
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
-        trained = (await store.training.counts()).consumed
         dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, given))
         yield Run(
             config=config,
@@ -152,14 +166,13 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             store=store,
             gate=gate,
             batcher=_batcher(config, gate, store),
-            learner=await _learner(stack, launch, start, nets, servers, workers, metrics, trained=trained),
+            learner=await _learner(stack, launch, start, nets, servers, workers, metrics),
             evaluation=_evaluation(config, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
             history=stack.enter_context(_history(launch, start, incarnation)),
             progress=progress,
             advisor=_advisor(config, store, gate, metrics),
-            pace=Pace(config.stats_logger.log_interval, time.monotonic()),
             first_step=start.step,
             gateway_url=gateway_url,
         )
@@ -205,8 +218,6 @@ async def _learner(
     servers: dict[str, Backend],
     workers: list[JsonClient],
     metrics: MetricsFile,
-    *,
-    trained: int,
 ) -> Learner | None:
     if nets is None:
         return None
@@ -226,7 +237,6 @@ async def _learner(
         keep=config.saver.keep,
         origin=start.origin,
         found=start.found,
-        trained=trained,
         metrics=metrics,
     )
     return Learner(
@@ -239,10 +249,10 @@ async def _learner(
 def _schedules(config: RunConfig) -> dict[Purpose, Schedule]:
     """When models and recovery states are due."""
     dataset = config.train_dataset
-    epoch_groups = len(read_tasks(dataset.path)) if dataset.path else 0
+    epoch_steps = len(read_tasks(dataset.path)) / dataset.batch_size if dataset.path else 0.0
     sections: dict[Purpose, SaverConfig | RecoverConfig] = {"saver": config.saver, "recover": config.recover}
     return {
-        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_groups)
+        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_steps)
         for purpose, section in sections.items()
     }
 
@@ -269,6 +279,13 @@ def credit_of(config: RunConfig) -> Credit:
     )
 
 
+def nets_of(config: RunConfig, settings: Mapping[str, Mapping[str, Any]], ranks: Mapping[str, EngineClient]) -> Nets:
+    """What trains, and what it asks. settings: of the ranks of each net, as launch.py made them."""
+    others = {name: client for name, client in ranks.items() if name != "policy"}
+    shared = bool(settings["policy"].get("is_reference"))
+    return Nets(ranks["policy"], credit_of(config), policy_is_reference=shared, **others)
+
+
 def recipe_of(config: RunConfig) -> Recipe:
     """How this configuration makes rows of sessions."""
     agent = config.rollout.agent
@@ -287,7 +304,6 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
         gate,
         store.training,
         batch_groups=config.train_dataset.batch_size,
-        most_groups=config.train_dataset.max_batch_size,
         informative=credit_of(config).informative if resolved(config).dynamic_sampling else None,
         stale=stale_policy(config),
         wait_s=config.rollout.stale_wait_seconds,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import secrets
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Job, Process, Scheduler
 from areal.config.algorithms import kl_off_the_reward, resolved
 from areal.config.backend_spec import parse_backend
-from areal.config.engine import ActorConfig, CriticConfig, TeacherConfig
+from areal.config.engine import ActorConfig, CriticConfig, ModelConfig, TeacherConfig
 from areal.config.run import RunConfig
 from areal.engine.client import EngineClient
 from areal.engine.parallel.dims import check_layout
@@ -68,18 +67,17 @@ def threads_of(configured: int, config: RunConfig, *, processes: int = 1) -> int
     return configured or max(1, whole // processes)
 
 
+def is_base(ref: ModelConfig, folder: Path, actor: ActorConfig, model_dir: Path | None) -> bool:
+    """Whether the policy without its adapter says what this reference in `folder` would: no process of its own is needed then."""
+    elsewhere = "backend" in ref.model_fields_set and ref.backend != actor.backend
+    return actor.lora is not None and folder == model_dir and ref.dtype == actor.dtype and not elsewhere
+
+
 def model_names(config: RunConfig) -> list[str]:
     """Names under which clients may ask for the policy; `default` first."""
     route = config.model_routing.policy_model if config.model_routing else None
     names = ["default", config.actor.path, "policy_model", *([route.model_id] if route else [])]
     return [name for name in dict.fromkeys(names) if name]
-
-
-def channel_models(config: RunConfig) -> dict[str, str]:
-    """The upstream models that this run asks by itself, by their role: whoever rewards, unless its client does."""
-    source, routing = config.rollout.agent.reward_source, config.model_routing
-    route = getattr(routing, source, None) if routing is not None else None
-    return {} if route is None else {source: route.model_id}
 
 
 def announce_gateway(url: str) -> None:
@@ -110,16 +108,16 @@ class Launch:
         model_dir: Path | None,
         run_id: str,
         store_url: str,
+        adapter_dir: Path | None = None,
     ) -> None:
+        """adapter_dir: of the adapter that the policy goes on with, beside the model."""
         self.config = config
         self.folder = folder
         self.scheduler = scheduler
         self.gate = gate
         self.model_dir = model_dir
+        self.adapter_dir = adapter_dir
         self.token = scheduler.run_token
-        self.channel_token = (
-            f"sk-channel-{secrets.token_urlsafe(32)}"  # opens the upstream models at the gateway, for this run itself
-        )
         self.store_url = store_url
         self.run_id = run_id
         self.servers: dict[str, Backend] = {}
@@ -168,8 +166,11 @@ class Launch:
             if section is None:
                 continue
             folder = await asyncio.to_thread(resolve, section.path or config.actor.path)
+            if net == "reference" and is_base(section, folder, actor, self.model_dir):
+                nets["policy"]["is_reference"] = True
+                continue
             same_vocabulary(folder, Path(str(self.model_dir)), net)
-            own: dict[str, Any] = {"role": "frozen", "dtype": section.dtype, "backend": section.backend}
+            own: dict[str, Any] = {"role": "frozen", "dtype": section.dtype, "backend": section.backend, "lora": None}
             if isinstance(section, CriticConfig):
                 own |= {"role": "critic", "optimizer": section.optimizer, "eps_clip": section.eps_clip}
                 own |= {"loss_aggregation": "token_mean"}
@@ -246,8 +247,6 @@ class Launch:
             admin_api_key=agent.admin_api_key,
             model_names=tuple(model_names(self.config)),
             internal_token=agent.internal_token,
-            channel_token=self.channel_token,
-            channel_models=channel_models(self.config),
         )
         await attach(handle, facts)
         stack.push_async_callback(detach, handle, facts)
@@ -270,6 +269,8 @@ class Launch:
             "model_dir": str(self.model_dir),
             "threads": threads_of(native.threads, self.config),
             "version": self.gate.current.label,
+            "adapter": str(self.adapter_dir or ""),
+            "adapter_dtype": self.config.actor.dtype,
         }
 
     def _script(self) -> Path:
@@ -283,7 +284,7 @@ class Launch:
         return translated
 
     def _gateway_spec(self) -> dict[str, Any]:
-        agent, channel = self.config.rollout.agent, self.config.model_dump(include={"api_gateway", "model_routing"})
+        agent = self.config.rollout.agent
         return {
             "host": agent.gateway_host or ("127.0.0.1" if self.config.scheduler.type == "local" else "0.0.0.0"),
             "port": agent.gateway_port,
@@ -295,7 +296,4 @@ class Launch:
             "run_id": self.run_id,
             "model_names": model_names(self.config),
             "max_body_bytes": agent.max_body_bytes,
-            "channel_token": self.channel_token,
-            "channel_models": channel_models(self.config),
-            **channel,
         }

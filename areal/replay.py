@@ -31,10 +31,12 @@ from pydantic import ValidationError
 
 from areal import __version__
 from areal.base.errors import ArealError, CheckpointError, ConfigError
+from areal.base.metrics import read_metrics
 from areal.base.redact import redact
 from areal.base.types import Version
 from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
+from areal.config.recorded import Recorded as RecordedConfig
 from areal.config.run import RunConfig
 from areal.engine.checkpoint_files import checkpoints, damage, read_mark
 from areal.engine.place import rank_jobs
@@ -94,7 +96,8 @@ async def replay(folder: Path, step: int, dump: Path | None = None) -> AsyncIter
     if step not in history.steps:
         known = f"{min(history.steps)} to {max(history.steps)}" if history.steps else "none"
         raise ConfigError(f"step {step} is not in {folder / 'steps.jsonl'}; it has {known}")
-    metrics = RunFolder.existing(folder).metrics().rows
+    elsewhere = RecordedConfig.of(folder / "config.yaml").text("stats_logger.log_dir")
+    metrics = read_metrics((Path(elsewhere) if elsewhere else folder / "logs") / "metrics.jsonl").rows
     origin = await asyncio.to_thread(_origin, folder, history, step)
     yield origin
     async with await open_store(store_url, read_only=True) as store:
@@ -151,9 +154,8 @@ def _whole(origin: Origin, history: Recorded, step: int) -> Origin:
 async def _nets(life: Life, origin: Origin, root: Path) -> AsyncIterator[tuple[Nets, RunConfig]]:
     """The ranks of a life, started as it started them, with the weights of the origin."""
     config = _config_of(life)
-    from areal.assemble import credit_of  # torch comes with it: --help and a wrong folder do not wait for that
+    from areal.assemble import nets_of  # torch comes with it: --help and a wrong folder do not wait for that
     from areal.engine.client import EngineClient
-    from areal.engine.nets import Nets
 
     folder = RunFolder(root, root, root / "logs")
     folder.create()
@@ -161,12 +163,15 @@ async def _nets(life: Life, origin: Origin, root: Path) -> AsyncIterator[tuple[N
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
         ranks = {}
         for net, spec in life.ranks.items():
-            settings = dict(spec) | ({"model_dir": str(origin.path)} if net == "policy" else {})
+            moves = net == "policy" and not spec.get(
+                "lora"
+            )  # an adapter stands beside the model that the run began with
+            settings = dict(spec) | ({"model_dir": str(origin.path)} if moves else {})
             jobs = rank_jobs(net, settings, scheduler, folder.processes, within_s=READY_S)
             processes = await scheduler.start(*jobs)
             leader, *_ = await asyncio.gather(*(process.ready(READY_S) for process in processes))
             ranks[net] = await stack.enter_async_context(EngineClient(leader["url"], scheduler.run_token))
-        nets = Nets(ranks.pop("policy"), credit_of(config), **ranks)
+        nets = nets_of(config, life.ranks, ranks)
         if origin.restored:
             await nets.restore(str(origin.path))
         yield nets, config

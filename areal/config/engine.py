@@ -42,6 +42,17 @@ class OptimizerConfig(Section):
     """Largest global gradient norm; larger gradients are scaled down to it."""
 
 
+class LoraConfig(Section):
+    """Train a low-rank adapter beside frozen weights, under `fsdp:` (docs/lora.md); the learning rate may be ten times that of full training."""
+
+    rank: int = Field(16, ge=1)
+    """Inner width of each adapter, 8 to 64: how much it can learn, and what it costs in memory and on the way to the servers."""
+    alpha: int = Field(32, ge=1)
+    """The adapter counts alpha / rank times; usually twice the rank."""
+    target_modules: str = Field("all-linear", min_length=1)
+    """Which linear maps of the layers have one: all-linear, or their names with commas between (`q_proj,v_proj`)."""
+
+
 class ModelConfig(Section):
     path: str = ""
     """A folder with config.json and safetensors, a hub id, or the name of a bundled model (`smollm2-135m`)."""
@@ -68,6 +79,7 @@ class TeacherConfig(ModelConfig):
 
 class ActorConfig(ObjectiveConfig, ModelConfig):
     optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig | None = None
     mini_batch_size: int | None = Field(None, ge=1)
     """Sequences per optimizer mini-batch; null = the whole batch makes one optimizer step."""
     max_tokens_per_mb: int = Field(1024, ge=64)

@@ -29,6 +29,7 @@ def why_not(config: RunConfig) -> list[str]:
         + _files_that_are_not_there(config)
         + _kept_in_vain(config)
         + _cut_in_vain(config)
+        + _adapters_that_cannot_be(config)
         + _drivers_that_are_not_there(config)
         + cannot_learn(config)
     )
@@ -92,12 +93,6 @@ def _model_and_queue(config: RunConfig) -> list[str]:
             f"rollout.queue_size={queue_size} never holds the {needed} groups that one step needs: raise it to "
             f"{needed} or more, or lower train_dataset.batch_size"
         )
-    most = config.train_dataset.max_batch_size
-    if most is not None and most < needed:
-        found.append(
-            f"train_dataset.max_batch_size={most}: a step begins with train_dataset.batch_size={needed} groups, so it cannot take fewer; "
-            "raise the first (train.global_batch_size), or lower the second (async.trigger_batch_size)"
-        )
     return found
 
 
@@ -135,6 +130,15 @@ def _cut_in_vain(config: RunConfig) -> list[str]:
             shown = str(value).lower()
             found.append(f"actor.{key}={shown}: no net has {axis}; take it out, or set actor.backend=archon:{axis}2")
     return found
+
+
+def _adapters_that_cannot_be(config: RunConfig) -> list[str]:
+    if config.actor.lora is None or parse_backend(config.actor.backend).name == "fsdp":
+        return []
+    return [
+        f"actor.lora: actor.backend={config.actor.backend} trains all weights and has no adapters; set actor.backend=fsdp:d1, or take the "
+        "section out"
+    ]
 
 
 def _drivers_that_are_not_there(config: RunConfig) -> list[str]:

@@ -12,6 +12,9 @@ the pieces of the weights, which lie there for that long, one tensor in memory a
 A folder is complete or absent: it is written aside, synced, marked (checkpoint_files.py), then renamed; an older folder of that
 name goes only after that. Tied weights stand once, under their first name. Everything is safetensors and JSON: nothing in a
 checkpoint can run code when it is loaded, and every byte is checked against the mark before it is used.
+
+Of a net with an adapter the weights are the adapter's: they lie in adapter/ as peft has them, and a model.safetensors is written beside them,
+merged, where a model is wanted; a recovery state alone goes without (adapter_files.py).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +35,29 @@ from torch import Tensor
 
 from areal.base.atomic import sync_folder
 from areal.base.errors import CheckpointError, ConfigError
-from areal.engine.checkpoint_files import FORMAT, MARK, STATE, File, Mark, damage, describe, read_mark, write_mark
+from areal.engine.adapter_files import AdapterBase, check_same_adapter, write_merged
+from areal.engine.checkpoint_files import (
+    ADAPTER,
+    FORMAT,
+    MARK,
+    MODEL,
+    STATE,
+    File,
+    Mark,
+    damage,
+    describe,
+    read_mark,
+    write_mark,
+)
 from areal.engine.net import Net
 from areal.engine.parallel.pieces import fill
 from areal.engine.parallel.world import World
 from areal.engine.piece_files import HeldPiece, SavedPieces, own_pieces, write_pieces
+from areal.models.adapter import CONFIG, FOLDER, WEIGHTS, read_adapter
 from areal.models.hf_names import Parts, part_shape, to_disk
 from areal.models.hf_weights import WeightFiles
 from areal.weights.tensor_file import write_tensor_stream
 
-WEIGHTS = "model.safetensors"
 _PIECES = "recovery/pieces-{}.safetensors"
 _WEIGHT_PIECES = ".weights-{}.safetensors"  # gone when the checkpoint is whole
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx", ".pkl", ".index.json")
@@ -57,13 +74,15 @@ class Recovery:
 @dataclass(frozen=True, slots=True)
 class Held:
     """What this process writes of a net's state as it was, in host memory that nothing else refers to. parts: what lies on disk of one of
-    the weights. config: of the model, as JSON files. alone: there are no other processes, so the weights are whole."""
+    the weights. config: of the model, as JSON files. alone: there are no other processes, so the weights are whole. base: of an adapter,
+    which the weights then are."""
 
     weights: Mapping[str, HeldPiece]
     parts: Callable[[str], Parts]
     config: Mapping[str, bytes]
     recovery: Recovery | None
     alone: bool
+    base: AdapterBase | None = None
 
     @property
     def bytes(self) -> int:
@@ -79,13 +98,14 @@ def hold(
     facts: Mapping[str, Any] | None = None,
     *,
     parts: Callable[[str], Parts] = lambda name: {name: ()},
+    base: AdapterBase | None = None,
     world: World | None = None,
 ) -> Held:
     """Copy everything that a later training step may change, each distinct piece on the first process that has it. state and facts: of the
     Recovery, where there is to be one. Every process of the world calls it; what they tell each other is who has what."""
     world = world or World.alone()
     recovery = None if state is None else Recovery(own_pieces(state, world), dict(facts or {}))
-    return Held(own_pieces(weights, world), parts, config, recovery, world.mesh is None)
+    return Held(own_pieces(weights, world), parts, config, recovery, world.mesh is None, base)
 
 
 def write(
@@ -94,11 +114,12 @@ def write(
     source_dir: str,
     *,
     step: int,
+    model: bool = True,
     about: Mapping[str, Any] | None = None,
     world: World | None = None,
 ) -> None:
     """Write the folder `path`; of several processes all do it together. source_dir: where tokenizer, template and generation settings are
-    copied from. about: for the mark.
+    copied from. model: see `finish`. about: for the mark.
 
     Raises CheckpointError with the path and the reason, a full disk for example, on every process; then `path` is as it was before."""
     world = world or World.alone()
@@ -107,7 +128,8 @@ def write(
         _all_do(world, lambda: begin(path) if world.leader else None)
         for said in _all_do(world, lambda: write_own(path, world.rank, held)):
             files |= msgspec.convert(said, dict[str, File])
-        _all_do(world, lambda: finish(path, held, files, source_dir, step=step, about=about) if world.leader else 0)
+        last = partial(finish, path, held, files, source_dir, step=step, model=model, about=about)
+        _all_do(world, lambda: last() if world.leader else 0)
     finally:
         if world.leader:
             abandon(path)
@@ -144,18 +166,24 @@ def finish(
     source_dir: str,
     *,
     step: int,
+    model: bool = True,
     about: Mapping[str, Any] | None = None,
 ) -> int:
-    """Make a checkpoint of the folder. held: the leader's; pieces: what write_own returned on all processes. Returns the bytes of its tensors."""
+    """Make a checkpoint of the folder. held: the leader's; pieces: what write_own returned on all processes. model: false leaves an adapter's model
+    out. Returns the bytes of its tensors."""
     target = Path(path)
     aside = _aside(target)
     with _named(target):
-        _copy_companions(Path(source_dir), aside)
-        for name, data in held.config.items():
-            (aside / name).write_bytes(data)
+        if model or held.base is None:
+            _copy_companions(Path(source_dir), aside)
+            for name, data in held.config.items():
+                (aside / name).write_bytes(data)
         large = {name: file for name, file in pieces.items() if name.startswith("recovery/")}
         parted = [aside / name for name in pieces if name not in large]
-        large[WEIGHTS] = _write_model(aside / WEIGHTS, held, parted)
+        if held.base is None:
+            large[MODEL] = _write_weights(aside / MODEL, held, parted)
+        else:
+            large |= _write_adapter(aside, held, held.base, parted, model=model)
         for file in parted:
             file.unlink()
         if held.recovery is None:
@@ -222,10 +250,12 @@ def opened(path: str | os.PathLike[str], policy: Net, world: World | None = None
     if said := [message.decode() for message in world.gather(found.encode()) if message]:
         raise CheckpointError(f"{said[0]}; resume from an earlier checkpoint")
     state = [folder / name for name in mark.files if name.startswith("recovery/") and name.endswith(".safetensors")]
-    weights = WeightFiles(folder)
+    facts = json.loads((folder / STATE).read_text()) if mark.resumable else None
+    if facts is not None:
+        check_same_adapter(folder, facts.get("adapter"), policy.base)
+    weights = WeightFiles(folder) if policy.base is None else WeightFiles(folder / FOLDER, WEIGHTS)
     _check_fits(folder, weights, policy, world)
     with SavedPieces(state) as pieces:
-        facts = json.loads((folder / STATE).read_text()) if mark.resumable else None
         yield Saved(folder, weights, pieces, facts)
 
 
@@ -273,7 +303,18 @@ def _check_fits(folder: Path, weights: WeightFiles, policy: Net, world: World) -
         raise ConfigError(f"{folder} belongs to another model: {said[0]}")
 
 
-def _write_model(path: Path, held: Held, parted: list[Path]) -> File:
+def _write_adapter(aside: Path, held: Held, base: AdapterBase, parted: list[Path], *, model: bool) -> dict[str, File]:
+    """Returns the files with tensors. model: beside it, what it makes of its base."""
+    (aside / FOLDER).mkdir(mode=0o700)
+    (aside / FOLDER / CONFIG).write_bytes(base.config())
+    files = {ADAPTER: _write_weights(aside / FOLDER / WEIGHTS, held, parted)}
+    if model:
+        entry = write_merged(aside / MODEL, base, read_adapter(aside / FOLDER))
+        files[MODEL] = File(entry["bytes"], entry["checksum"])
+    return files
+
+
+def _write_weights(path: Path, held: Held, parted: list[Path]) -> File:
     """The weights under their names on disk, whole. parted: files that have their pieces; none where all are in memory."""
     with SavedPieces(parted) as saved:
         metas = {name: torch.empty(shape, device="meta") for name, shape in saved.shapes.items()}

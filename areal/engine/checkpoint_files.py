@@ -30,6 +30,8 @@ MARK = "checkpoint.json"
 FORMAT = 3
 _READ = (2, FORMAT)  # 2 was the same, with all state in recovery/optimizer.safetensors
 STATE = "recovery/state.json"
+MODEL = "model.safetensors"
+ADAPTER = "adapter/adapter_model.safetensors"
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -55,6 +57,15 @@ class Mark:
     def resumable(self) -> bool:
         """It holds what a run needs to go on, not only a model."""
         return STATE in self.files
+
+    @property
+    def has_model(self) -> bool:
+        """It holds what transformers loads, not only an adapter."""
+        return MODEL in self.files
+
+    @property
+    def has_adapter(self) -> bool:
+        return ADAPTER in self.files
 
 
 @dataclass(frozen=True, slots=True)

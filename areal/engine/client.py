@@ -50,10 +50,10 @@ class EngineClient:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def score(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """Log-probs under the current weights, one array [n] per row, 0 where not trained."""
+    async def score(self, rows: Sequence[Row], *, base: bool = False) -> list[FloatArray]:
+        """Log-probs under the current weights, one array [n] per row, 0 where not trained. base: without the net's adapter."""
         request = self._number()
-        reply = await self._call(commands.Score(request, list(rows)), Scored)
+        reply = await self._call(commands.Score(request, list(rows), base), Scored)
         return [np.frombuffer(values, dtype="<f4").astype(np.float32) for values in reply.logprobs]
 
     async def train_step(
@@ -71,14 +71,15 @@ class EngineClient:
         return (await self._call(commands.Publish(request, version, list(retire)), Published)).manifest
 
     async def begin_save(
-        self, path: str, step: int, *, full: bool, about: Mapping[str, Any] | None = None
+        self, path: str, step: int, *, full: bool, model: bool = True, about: Mapping[str, Any] | None = None
     ) -> asyncio.Task[dict[str, Any]]:
-        """Ask for a checkpoint folder on the rank's disk; returns once the command is sent. full: with what `restore` needs.
+        """Ask for a checkpoint folder on the rank's disk; returns once the command is sent. full: with what `restore` needs; model: with what
+        transformers loads.
 
         Steps that are asked for from here on change nothing in it. Await the result for when it is written: `held_seconds`,
         `write_seconds`, `bytes`; raises CheckpointError if it could not be."""
         request = self._number()
-        reply = await self._link.send(commands.Save(request, path, step, full, dict(about or {})))
+        reply = await self._link.send(commands.Save(request, path, step, full, model, dict(about or {})))
         return asyncio.create_task(self._written(reply), name=f"write {path}")
 
     async def _written(self, reply: asyncio.Future[Reply]) -> dict[str, Any]:

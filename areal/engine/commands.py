@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -45,10 +45,11 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """Compute this engine's log-probs of every trained token (a critic's: its values before it)."""
+    """Compute this engine's log-probs of every trained token (a critic's: its values before it). base: without its adapter."""
 
     request: int
     rows: list[Row]
+    base: bool = False
 
 
 class TrainStep(msgspec.Struct, frozen=True, tag=True):
@@ -72,8 +73,8 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Write a checkpoint folder (complete or not at all). full: with optimizer, schedule and RNG, for recovery. about: facts for
-    its completion mark.
+    """Write a checkpoint folder (complete or not at all). full: with optimizer, schedule and RNG, for recovery. model: with a model that
+    transformers loads; a net without an adapter cannot do without. about: facts for its completion mark.
 
     Commands that follow run as soon as a copy of the state is taken; Done comes when the folder is on disk, with `held_seconds`
     (of the engine's thread), `write_seconds` and `bytes`."""
@@ -82,6 +83,7 @@ class Save(msgspec.Struct, frozen=True, tag=True):
     path: str
     step: int
     full: bool
+    model: bool = True
     about: dict[str, Any] = {}
 
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Self
 
@@ -35,6 +37,7 @@ from areal.engine.balance import Balance
 from areal.engine.batch import PackedBatch, loss_weights, row_tokens
 from areal.engine.commands import Row
 from areal.engine.load import load_net
+from areal.engine.lora import AdaptedPolicy
 from areal.engine.net import Net
 from areal.engine.optimizer import Optimizer
 from areal.engine.parallel.apply import apply
@@ -91,9 +94,11 @@ class TrainEngine:
         return cls(load_net(settings, world), settings, world)
 
     @torch.no_grad()
-    def score(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """The net's log-probs (a critic's values) under the current weights, one array [n] per row, 0 where not trained."""
-        return self._score(self._decoded(rows))
+    def score(self, rows: Sequence[Row], *, base: bool = False) -> list[FloatArray]:
+        """The net's log-probs (a critic's values) under the current weights, one array [n] per row, 0 where not trained. base: without its
+        adapter."""
+        with self._as_base() if base else nullcontext():
+            return self._score(self._decoded(rows))
 
     def train_step(
         self, rows: Sequence[Row], step: int, current_version: int, lags: Mapping[int, int] | None = None
@@ -120,27 +125,33 @@ class TrainEngine:
         return stats.result(seconds=time.monotonic() - started, lr=optimizer.lr(step))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Current weights as they lie in a model folder, tied ones once. Where they are cut over several processes, all of these go through it
+        """Current weights as they lie in a model folder, tied ones once; of an adapter these are its own (`about_adapter`). Where they are cut over several processes, all of these go through it
         together to its end, and the leader alone gets them, whole, a few at a time."""
         for name, tensor in whole(self.policy.named_tensors(), self.world):
             yield from to_disk(self.policy.parts(name), tensor)
 
+    def about_adapter(self) -> dict[str, Any]:
+        """What `named_tensors` stand beside, for a manifest; empty where they are a whole model."""
+        return {} if self.policy.base is None else {"adapter": self.policy.base.published()}
+
     def hold(self, step: int, *, full: bool) -> checkpoint.Held:
         """A copy of the net as it is after `step` steps, in host memory; full: with what `restore` needs to go on bit-equal. Of several
         processes all take part, and each copies what it is to write."""
-        parts, config = self.policy.parts, self.policy.config_files()
-        weights = self.policy.named_tensors()
+        config, base = self.policy.config_files(), self.policy.base
+        hold = partial(
+            checkpoint.hold, self.policy.named_tensors(), config, parts=self.policy.parts, base=base, world=self.world
+        )
         if not full:
-            return checkpoint.hold(weights, config, parts=parts, world=self.world)
+            return hold()
         drawn = random_state() if self.world.leader else {}
         state = self._optimizer.state_tensors() | self._balance.state_tensors() | drawn
         facts = {"step": step, "optimizer_steps": self._optimizer.steps, "dtype": self.settings.dtype}
-        return checkpoint.hold(weights, config, state.items(), facts, parts=parts, world=self.world)
+        return hold(state=state.items(), facts=facts | ({"adapter": base.facts()} if base else {}))
 
-    def save(self, path: str, step: int, *, full: bool) -> None:
-        """Write a checkpoint folder, complete or not at all. Of several processes all call it; what one raises the others do too."""
+    def save(self, path: str, step: int, *, full: bool, model: bool = True) -> None:
+        """Write a checkpoint folder, complete or not at all; model: see checkpoint.finish. Of several processes all call it; what one raises the others do too."""
         held = self.hold(step, full=full)
-        checkpoint.write(path, held, self.settings.model_dir, step=step, world=self.world)
+        checkpoint.write(path, held, self.settings.model_dir, step=step, model=model, world=self.world)
 
     @torch.no_grad()
     def restore(self, path: str) -> dict[str, Any]:
@@ -171,6 +182,13 @@ class TrainEngine:
         if self._learns is None:
             raise ConfigError(f"the net of {self.settings.model_dir} is frozen; it scores, another one is trained")
         return self._learns
+
+    def _as_base(self) -> AbstractContextManager[None]:
+        if not isinstance(self.policy, AdaptedPolicy):
+            raise ConfigError(
+                "this net has no adapter that could be left out; set actor.lora, or ask a reference of its own"
+            )
+        return self.policy.as_base()
 
     def _decoded(self, rows: Sequence[Row]) -> list[RowArrays]:
         vocabulary = self.policy.vocabulary

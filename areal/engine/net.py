@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from areal.engine.adapter_files import AdapterBase
 from areal.engine.batch import PackedBatch, QueryBlock
 from areal.models.hf_names import Parts
 
@@ -22,9 +23,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Net(nn.Module, ABC):
-    """See the module's docstring. shared: parameters that stand on another stage of a pipeline too, and what they are called in a checkpoint."""
+    """See the module's docstring. shared: parameters that stand on another stage of a pipeline too, and what they are called in a checkpoint.
+    base: of a net whose `named_tensors` are an adapter, the model that it stands beside."""
 
     shared: Mapping[str, str] = {}
+    base: AdapterBase | None = None
 
     @property
     @abstractmethod

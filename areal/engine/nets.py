@@ -48,10 +48,13 @@ class Nets:
         reference: EngineClient | None = None,
         teacher: EngineClient | None = None,
         critic: EngineClient | None = None,
+        policy_is_reference: bool = False,
     ) -> None:
+        """policy_is_reference: without its adapter it is the reference."""
         self.policy = policy
         self.credit = credit
-        self._reference = reference
+        self._reference = policy if policy_is_reference else reference
+        self._of_base = policy_is_reference
         self._teacher = teacher
         self._critic = critic
 
@@ -82,9 +85,10 @@ class Nets:
         return stats | {f"critic_{name}": theirs[name] for name in CRITIC_STATS}
 
     async def begin_save(
-        self, path: str, step: int, *, full: bool, about: Mapping[str, Any] | None = None
+        self, path: str, step: int, *, full: bool, model: bool = True, about: Mapping[str, Any] | None = None
     ) -> asyncio.Task[dict[str, Any]]:
-        """Ask for the policy's checkpoint folder and, with `full`, its critic's beside it; returns once both are asked for.
+        """Ask for the policy's checkpoint folder and, with `full`, its critic's beside it; returns once both are asked for. model: false where
+        what an adapter makes of its base is not needed.
 
         Steps that are asked for from here on change nothing in it. Await the task for when all is on disk: `held_seconds` and
         `write_seconds` of the slower net, `bytes` of both; raises CheckpointError where one could not be written."""
@@ -93,7 +97,7 @@ class Nets:
         if self._critic is not None and full:
             beside = str(critic_beside(Path(path)))
             writing.append(await self._critic.begin_save(beside, step, full=True, about={"save": facts["save"]}))
-        writing.append(await self.policy.begin_save(path, step, full=full, about=facts))
+        writing.append(await self.policy.begin_save(path, step, full=full, model=model, about=facts))
         return asyncio.create_task(_all_written(writing), name=f"checkpoint {path}")
 
     async def save(self, path: str, step: int, *, full: bool) -> None:
@@ -111,12 +115,14 @@ class Nets:
         if asked == (None, None, None):
             return Scored()
         rows = self.credit.bare_rows(groups)
-        reference, teacher, values = await asyncio.gather(*(_ask(net, rows) for net in asked))
+        reference, teacher, values = await asyncio.gather(
+            _ask(self._reference, rows, base=self._of_base), _ask(self._teacher, rows), _ask(self._critic, rows)
+        )
         return Scored(reference, teacher, values)
 
 
-async def _ask(net: EngineClient | None, rows: Sequence[Row]) -> list[FloatArray] | None:
-    return None if net is None else await net.score(rows)
+async def _ask(net: EngineClient | None, rows: Sequence[Row], *, base: bool = False) -> list[FloatArray] | None:
+    return None if net is None else await net.score(rows, base=base)
 
 
 async def _all_written(writing: Sequence[asyncio.Task[dict[str, Any]]]) -> dict[str, Any]:

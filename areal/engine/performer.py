@@ -107,7 +107,13 @@ class Performer:
         """A checkpoint of what all ranks wrote; the leader. seconds: since it was begun."""
         command, started = copied.command, time.monotonic()
         size = checkpoint.finish(
-            command.path, copied.held, files, self.settings.model_dir, step=command.step, about=command.about
+            command.path,
+            copied.held,
+            files,
+            self.settings.model_dir,
+            step=command.step,
+            model=command.model,
+            about=command.about,
         )
         took = {"held_seconds": copied.seconds, "write_seconds": seconds + time.monotonic() - started}
         return Done(command.request, took | {"bytes": size})
@@ -138,8 +144,9 @@ class Performer:
             case Load(request):
                 self._engine = TrainEngine.load(self.settings, self._world())
                 return Done(request)
-            case Score(request, rows):
-                return Scored(request, [values.astype("<f4").tobytes() for values in self._loaded.score(rows)])
+            case Score(request, rows, base):
+                scored = self._loaded.score(rows, base=base)
+                return Scored(request, [values.astype("<f4").tobytes() for values in scored])
             case TrainStep(request, rows, step, current_version, lags):
                 stats = self._loaded.train_step(rows, step=step, current_version=current_version, lags=lags)
                 return Stepped(request, stats)
@@ -176,7 +183,8 @@ class Performer:
                 old
             ) in command.retire:  # before, not after: two copies would stand beside each other at the peak of a step
                 self._source.retire(old)
-            return Published(command.request, self._source.publish(tensors, command.version))
+            manifest = self._source.publish(tensors, command.version)
+            return Published(command.request, manifest | self._loaded.about_adapter())
         finally:
             for _ in tensors:  # the others go through it to its end, whatever became of what was written
                 continue

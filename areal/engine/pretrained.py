@@ -34,6 +34,8 @@ from areal.models.hf_weights import WeightFiles
 ATTENTION = "areal_forest"
 """Name of model.py's attention among transformers'."""
 
+_STEM = 3  # tokens that the rows of `probe` share
+
 
 def build(folder: Path, dtype: torch.dtype) -> Any:
     """A causal LM in transformers' own attention, to be filled. Raises ConfigError naming the folder."""
@@ -122,14 +124,8 @@ def _unknown(model: Any, name: str) -> ConfigError:
 def check_packed_path(net: Net, model: Any, folder: Path, *, tolerance: float) -> None:
     """Refuse a model that says otherwise by itself than through `net`, on a two-branch forest of a few tokens: net(packed) and net(ids). From
     here on the model attends as packed rows need it. Every rank of a net that is cut takes part."""
-    stem = [7 % net.vocabulary, 11 % net.vocabulary, 3 % net.vocabulary]
-    rows = []
-    for tail in ([5 % net.vocabulary, 2 % net.vocabulary], [6 % net.vocabulary, 4 % net.vocabulary]):
-        ids = np.array(stem + tail, dtype=np.int32)
-        ones = np.ones(len(ids), dtype=np.float32)
-        trained = np.arange(len(ids)) >= len(stem)
-        rows.append(RowArrays("load check", 0, ids, trained, ones, ids, ones, ones))
-    own = [net(torch.from_numpy(row.ids).long().to(net.device))[0][len(stem) - 1 :] for row in rows]
+    rows = probe(net.vocabulary)
+    own = [net(torch.from_numpy(row.ids).long().to(net.device))[0][_STEM - 1 :] for row in rows]
     try:
         model.set_attn_implementation(ATTENTION)
         [packed] = pack(rows, max_tokens=64)
@@ -148,6 +144,16 @@ def check_packed_path(net: Net, model: Any, folder: Path, *, tolerance: float) -
             f"{folder}: what the packed path says differs from {type(model).__name__}'s own by {gap:.3g} "
             f"(more than {tolerance}); this family scales its logits or attends in a way the engine does not know, use another"
         )
+
+
+def probe(vocabulary: int) -> list[RowArrays]:
+    """Two rows of five tokens of which they share the first three."""
+    rows = []
+    for tail in ((5, 2), (6, 4)):
+        ids = np.array([7, 11, 3, *tail], dtype=np.int32) % vocabulary
+        ones = np.ones(len(ids), dtype=np.float32)
+        rows.append(RowArrays("load check", 0, ids, np.arange(len(ids)) >= _STEM, ones, ids, ones, ones))
+    return rows
 
 
 @contextmanager

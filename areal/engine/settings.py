@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from areal.config.engine import ActorConfig, Checkpointing, ContextKind, Dtype, OptimizerConfig
+from areal.config.engine import ActorConfig, Checkpointing, ContextKind, Dtype, LoraConfig, OptimizerConfig
 from areal.config.objective import KlEstimator, LossAggregation, ProximalMethod, RejectionSamplingConfig
 from areal.config.run import TransferName
 from areal.config.section import Section
@@ -61,6 +61,10 @@ class EngineSettings(Section):
     mini_batch_size: int | None = None
     max_tokens_per_mb: int = 1024
     gradient_checkpointing: Checkpointing = "none"
+    lora: LoraConfig | None = None
+    """An adapter is all that is trained, saved and published."""
+    is_reference: bool = False
+    """With an adapter: without it, this net is the run's reference too."""
     moe_aux_loss: float = 0.0
     moe_bias_rate: float = 0.0
     pipeline_chunks: int = 1

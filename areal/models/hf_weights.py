@@ -96,19 +96,20 @@ Read = Callable[[str, tuple[slice, ...]], Tensor]
 class WeightFiles:
     """The tensors of a model folder, unread: name -> shape in `shapes`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ConfigError where there are no safetensors files, or one cannot be opened."""
+    def __init__(self, folder: Path, name: str = "") -> None:
+        """name: of the one file that has them, where it is not called as a model's. Raises ConfigError where there are no safetensors files, or one
+        cannot be opened."""
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._kinds: dict[str, str] = {}
         self._paths: dict[str, Path] = {}
-        for path in weight_files(folder):
+        for path in [folder / name] if name else weight_files(folder):
             try:
                 with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118  (no mapping)
-                        unread = file.get_slice(name)
-                        self.shapes[name], self._kinds[name] = tuple(unread.get_shape()), unread.get_dtype()
-                        self._paths[name] = path
+                    for tensor in file.keys():  # noqa: SIM118  (no mapping)
+                        unread = file.get_slice(tensor)
+                        self.shapes[tensor], self._kinds[tensor] = tuple(unread.get_shape()), unread.get_dtype()
+                        self._paths[tensor] = path
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} cannot be read: {error}; download or convert the model again") from error
 

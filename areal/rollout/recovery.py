@@ -3,6 +3,7 @@
     start = take_up(config, folder)
     start.found        # Snapshot(step=120, path=...) or None: from the beginning
     start.model_dir    # the folder that servers and ranks load; None where nothing is trained
+    start.adapter_dir  # of the LoRA adapter that goes on beside it; None where there is none yet
     start.origin       # which model the run began with, for the marks of its checkpoints
 
 Every byte of a candidate is checked before a process starts. A damaged one is refused with the last good one named, or, with
@@ -22,7 +23,7 @@ from areal.base.errors import CheckpointError, ConfigError
 from areal.base.logs import warn
 from areal.cluster.run_folder import RunFolder
 from areal.config.run import RecoverMode, RunConfig
-from areal.engine.checkpoint_files import Snapshot, checkpoints, critic_beside, damage, read_mark
+from areal.engine.checkpoint_files import ADAPTER, Snapshot, checkpoints, critic_beside, damage, read_mark
 from areal.models.fetch import resolve
 from areal.models.fingerprint import fingerprint
 from areal.store.location import has_store
@@ -37,6 +38,10 @@ class Start:
     found: Snapshot | None
     model_dir: Path | None
     origin: Mapping[str, str]
+
+    @property
+    def adapter_dir(self) -> Path | None:
+        return (self.found.path / ADAPTER).parent if self.found and self.found.path != self.model_dir else None
 
     @property
     def step(self) -> int:
@@ -55,7 +60,15 @@ def take_up(config: RunConfig, folder: RunFolder) -> Start:
     if found is None:
         base = resolve(config.actor.path)
         return Start(None, base, _origin(config.actor.path, base))
-    return Start(found, found.path, _same_origin(config, read_mark(found.path).about, found))
+    mark = read_mark(found.path)
+    if mark.has_adapter != (config.actor.lora is not None):
+        how, remedy = ("with", "back in") if mark.has_adapter else ("without", "out")
+        raise ConfigError(
+            f"{found.path} was trained {how} actor.lora: take the section {remedy}, or begin another run (trial_name) with actor.path set to "
+            "a saved model"
+        )
+    origin = _same_origin(config, mark.about, found)
+    return Start(found, resolve(config.actor.path) if mark.has_adapter else found.path, origin)
 
 
 def newest_good(folder: Path, mode: RecoverMode = "auto") -> Snapshot | None:
@@ -121,14 +134,15 @@ def _origin(path: str, folder: Path) -> dict[str, str]:
 def _same_origin(config: RunConfig, about: Mapping[str, Any], found: Snapshot) -> dict[str, str]:
     """The run's origin, after a look at whether actor.path still names it."""
     wanted, origin = config.actor.path, dict(about.get("origin", {}))
+    alone = config.actor.lora is None  # the checkpoint has all that is needed
     try:
         now = _origin(wanted, resolve(wanted))
     except ConfigError:
-        if wanted == origin.get("path"):
-            return origin  # the checkpoint has all that is needed
+        if alone and wanted == origin.get("path"):
+            return origin
         raise
     differs = [part for part in PARTS if origin and now[part] != origin[part]]
-    if differs == ["weights"] and wanted == origin["path"]:
+    if alone and differs == ["weights"] and wanted == origin["path"]:
         return origin  # the same name, fetched or built anew since
     if differs:
         raise ConfigError(

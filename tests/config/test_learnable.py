@@ -194,3 +194,9 @@ def test_what_balances_experts_is_refused_where_nothing_would() -> None:
     ]
     reasons = why_not(load("actor.backend=archon:d1", "actor.moe_aux_loss=0.01", "actor.moe_bias_rate=0.01", *GROUPED))
     assert not [reason for reason in reasons if "moe" in reason]
+
+
+def test_an_adapter_needs_the_engine_that_has_them() -> None:
+    assert why_not(load("actor.lora.rank=8", "actor.backend=fsdp:d2", *GROUPED)) == []
+    [reason] = why_not(load("actor.lora.rank=8", "actor.backend=archon:t2", *GROUPED))
+    assert reason.startswith("actor.lora: actor.backend=archon:t2 trains all weights and has no adapters; set")

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from areal.base.errors import CheckpointError, ConfigError
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.config.load import resolve as resolve_config
 from areal.engine.checkpoint_files import (
+    ADAPTER,
     FORMAT,
+    File,
     Mark,
     checkpoints,
     critic_beside,
@@ -31,44 +34,63 @@ from areal.engine.checkpoint_files import (
 from areal.models.fetch import resolve
 from areal.rollout.recovery import newest_good, take_up
 from areal.rollout.snapshots import Purpose, Schedule, Snapshots, prune
+from areal.weights.tensor_file import write_tensor_file
 
 SAVED = {"held_seconds": 0.0, "write_seconds": 0.0, "bytes": 8}
 
 
-def folder_of(path: Path, step: int, *, full: bool = True, about: Mapping[str, Any] | None = None) -> Path:
+def folder_of(
+    path: Path,
+    step: int,
+    *,
+    full: bool = True,
+    model: bool = True,
+    adapter: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> Path:
     """A checkpoint's files without a net's: small ones under the same names."""
     (path / "recovery").mkdir(parents=True)
     names = ["config.json", *(["recovery/state.json"] if full else [])]
     for name in names:
         (path / name).write_text(json.dumps({"step": step, "of": str(path)}))
-    write_mark(path, Mark(FORMAT, step, {name: describe(path / name) for name in names}, dict(about or {})))
+    files = {name: describe(path / name) for name in names}
+    for name in [*(["model.safetensors"] if model else []), *([ADAPTER] if adapter else [])]:
+        (path / name).parent.mkdir(exist_ok=True)
+        entry = write_tensor_file(path / name, {"weight": torch.zeros(1)})
+        files[name] = File(entry["bytes"], entry["checksum"])
+    write_mark(path, Mark(FORMAT, step, files, dict(about or {})))
     return path
 
 
 class Ranks:
     """In the place of the nets' processes, which write folders: each when it is let go, or not at all."""
 
-    def __init__(self, *, critic: bool = False) -> None:
+    def __init__(self, *, critic: bool = False, adapter: bool = False) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
         self.begun: list[int] = []
         self.full: list[bool] = []
         self.fails = ""
         self._critic = critic
+        self._adapter = adapter
 
-    async def begin_save(self, path: str, step: int, *, full: bool, about: Mapping[str, Any]) -> asyncio.Task[Any]:
+    async def begin_save(
+        self, path: str, step: int, *, full: bool, model: bool, about: Mapping[str, Any]
+    ) -> asyncio.Task[Any]:
         self.begun.append(step)
         self.full.append(full)
         return asyncio.create_task(
-            self._write(Path(path), step, full, dict(about) | {"save": step, "critic": self._critic})
+            self._write(
+                Path(path), step, full, model or not self._adapter, dict(about) | {"save": step, "critic": self._critic}
+            )
         )
 
-    async def _write(self, path: Path, step: int, full: bool, about: dict[str, Any]) -> dict[str, float]:
+    async def _write(self, path: Path, step: int, full: bool, model: bool, about: dict[str, Any]) -> dict[str, float]:
         await self.gate.wait()
         if self.fails:
             raise CheckpointError(f"{path} could not be written: {self.fails}; free space there")
         shutil.rmtree(path, ignore_errors=True)
-        folder_of(path, step, full=full, about=about)
+        folder_of(path, step, full=full, model=model, adapter=self._adapter, about=about)
         if full and self._critic:
             shutil.rmtree(critic_beside(path), ignore_errors=True)
             folder_of(critic_beside(path), step, about={"save": step})
@@ -98,19 +120,17 @@ def names(folder: Path) -> list[str]:
             Schedule(freq_secs=25.0, since=0.0),
             [3, 6, 9],
         ),  # steps end at 10, 20, ... seconds; each save starts the clock anew
-        # steps of 4 groups, but for the fifth, which takes 9
-        (Schedule(freq_epochs=1, epoch_groups=10, since=0.0), [3, 5, 7, 9]),
-        (Schedule(freq_epochs=2, epoch_groups=8, since=0.0), [4, 7]),
-        (Schedule(freq_epochs=1, epoch_groups=2, since=0.0), list(range(1, 11))),
-        (Schedule(freq_epochs=1, epoch_groups=0, since=0.0), []),
-        (Schedule(freq_steps=4, freq_secs=55.0, freq_epochs=1, epoch_groups=28, since=0.0), [4, 6, 8]),
+        (Schedule(freq_epochs=1, epoch_steps=2.5, since=0.0), [3, 5, 8, 10]),
+        (Schedule(freq_epochs=2, epoch_steps=2.0, since=0.0), [4, 8]),
+        (Schedule(freq_epochs=1, epoch_steps=0.4, since=0.0), list(range(1, 11))),
+        (Schedule(freq_epochs=1, epoch_steps=0.0, since=0.0), []),
+        (Schedule(freq_steps=4, freq_secs=55.0, freq_epochs=1, epoch_steps=7.0, since=0.0), [4, 7, 8]),
     ],
 )
 def test_steps_passes_and_seconds_each_make_a_save_due(schedule: Schedule, due: list[int]) -> None:
-    found, trained = [], 0
+    found = []
     for step in range(1, 11):
-        before, trained = trained, trained + (9 if step == 5 else 4)
-        if schedule.due(step, now=10.0 * step, trained=trained, before=before):
+        if schedule.due(step, now=10.0 * step):
             found.append(step)
             schedule.since = 10.0 * step
     assert found == due
@@ -120,12 +140,12 @@ async def test_a_save_is_written_while_the_next_steps_go_on_and_one_at_a_time(tm
     ranks = Ranks()
     async with snapshots(tmp_path, ranks, recover=Schedule(freq_steps=2)) as saving:
         ranks.gate.clear()
-        await saving.save_if_due(version(1), 4)
-        await saving.save_if_due(version(2), 4)  # returns although nothing is written
-        await saving.save_if_due(version(3), 4)
+        await saving.save_if_due(version(1))
+        await saving.save_if_due(version(2))  # returns although nothing is written
+        await saving.save_if_due(version(3))
         assert ranks.begun == [2]
         assert names(tmp_path) == []
-        fourth = asyncio.create_task(saving.save_if_due(version(4), 4))
+        fourth = asyncio.create_task(saving.save_if_due(version(4)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert ranks.begun == [2], "the one before is still being written"
@@ -147,7 +167,7 @@ async def test_the_end_is_saved_once_and_waits_for_the_disk(tmp_path: Path) -> N
     ranks = Ranks()
     async with snapshots(tmp_path, ranks, recover=Schedule(freq_steps=1)) as saving:
         ranks.gate.clear()
-        await saving.save_if_due(version(1), 4)
+        await saving.save_if_due(version(1))
         end = asyncio.create_task(saving.save(version(1)))
         await asyncio.sleep(0)
         assert not end.done()
@@ -155,6 +175,18 @@ async def test_the_end_is_saved_once_and_waits_for_the_disk(tmp_path: Path) -> N
         await end
     assert ranks.begun == [1]
     assert read_mark(tmp_path / "step-000001").about["kept_for"] == ["recover", "saver"]
+
+
+async def test_an_adapter_alone_is_enough_to_go_on_from_and_not_for_the_end(tmp_path: Path) -> None:
+    ranks = Ranks(adapter=True)
+    async with snapshots(tmp_path, ranks, recover=Schedule(freq_steps=1), saver=Schedule(freq_steps=2)) as saving:
+        for step in (1, 2, 3):
+            await saving.save_if_due(version(step))
+            await saving.written()
+            assert read_mark(tmp_path / f"step-00000{step}").has_model == (step == 2)
+        await saving.save(version(3))
+    assert ranks.begun == [1, 2, 3, 3]
+    assert read_mark(tmp_path / "step-000003").has_model
 
 
 async def test_a_disk_that_hangs_is_named_with_the_way_out(
@@ -182,11 +214,11 @@ async def test_what_cannot_be_written_is_said_and_the_last_good_one_stands(
     ranks = Ranks()
     caplog.set_level(logging.WARNING, logger="areal")
     async with snapshots(tmp_path, ranks, recover=Schedule(freq_steps=1)) as saving:
-        await saving.save_if_due(version(1), 4)
+        await saving.save_if_due(version(1))
         await saving.written()
         ranks.fails = "No space left on device"
-        await saving.save_if_due(version(2), 4)
-        await saving.save_if_due(version(3), 4)  # the run goes on
+        await saving.save_if_due(version(2))
+        await saving.save_if_due(version(3))  # the run goes on
         with pytest.raises(
             CheckpointError,
             match=r"the end of the run is not saved: .*step-000003 could not .*goes on from .*step-000001$",
@@ -210,7 +242,7 @@ async def test_a_pointer_that_cannot_be_moved_is_said_and_older_ones_go_all_the_
     caplog.set_level(logging.WARNING, logger="areal")
     async with snapshots(tmp_path, Ranks(), recover=Schedule(freq_steps=1)) as saving:
         for step in (1, 2, 3):
-            await saving.save_if_due(version(step), 4)  # the run goes on
+            await saving.save_if_due(version(step))  # the run goes on
         await saving.written()
     said = [record.getMessage() for record in caplog.records]
     assert [
@@ -229,7 +261,7 @@ async def test_T081_older_ones_go_only_after_a_newer_one_is_complete_and_two_sta
         tmp_path, ranks, keep=2, recover=Schedule(freq_steps=1), saver=Schedule(freq_steps=3)
     ) as saving:
         for step in range(1, 12):
-            await saving.save_if_due(version(step), 4)
+            await saving.save_if_due(version(step))
             await saving.written()
             whole = [found.step for found in checkpoints(tmp_path) if looks_whole(found.path)]
             states = [found.step for found in checkpoints(tmp_path) if damage(found.path, recovery=True) is None]
@@ -381,6 +413,35 @@ def test_a_checkpoint_of_another_model_is_refused(
     ):
         take_up(config_of(other), folder)
     assert folder.checkpoints.joinpath("step-000010").is_dir(), "it is another run's, and no damage"
+
+
+def test_an_adapter_goes_on_beside_the_very_model_it_began_with(begun: tuple[RunFolder, Path], tmp_path: Path) -> None:
+    whole, base = begun
+    folder = RunFolder.of(str(tmp_path), "e", "t", None, None)
+    folder.create()
+    origin = dict(take_up(config_of(base), folder).origin)
+    kept = folder.checkpoints / "step-000010"
+    folder_of(kept, 10, model=False, adapter=True, about={"origin": origin, "critic": False})
+    start = take_up(config_of(base, "actor.lora.rank=8"), folder)
+    assert (start.step, start.model_dir, start.adapter_dir) == (10, base, kept / "adapter")
+    assert take_up(config_of(base), whole).adapter_dir is None
+    for config, run, says in (
+        (config_of(base), folder, "was trained with actor.lora: take the section back in"),
+        (config_of(base, "actor.lora.rank=8"), whole, "was trained without actor.lora: take the section out"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            take_up(config, run)
+    shutil.copytree(base, tmp_path / "kept")
+    data = bytearray((base / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (base / "model.safetensors").write_bytes(data)
+    with pytest.raises(ConfigError, match="its weights differ"):
+        take_up(config_of(base, "actor.lora.rank=8"), folder)
+    assert take_up(config_of(base), whole).step == 10, "a whole checkpoint needs no base"
+    shutil.rmtree(base)
+    with pytest.raises(ConfigError, match="there is no model"):
+        take_up(config_of(base, "actor.lora.rank=8"), folder)
+    (tmp_path / "kept").rename(base)
 
 
 def test_a_critic_that_comes_or_goes_is_refused(begun: tuple[RunFolder, Path]) -> None:

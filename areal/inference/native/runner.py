@@ -28,6 +28,7 @@ from areal import weights
 from areal.base.errors import ArealError, BackendError, BadRequest, Unavailable, WeightsRefused
 from areal.base.types import GenerateRequest, TokenChunk
 from areal.inference.backend import BackendHealth
+from areal.inference.native.base_model import BaseModel
 from areal.inference.native.engine import Engine, Event
 from areal.inference.native.grammars import Grammars, Matcher
 from areal.inference.native.scheduler import Sequence
@@ -53,14 +54,23 @@ class NativeBackend:
     """Implements backend.Backend. Made and used inside one event loop."""
 
     def __init__(
-        self, engine: Engine, *, name: str, receive: Receive, threads: int = 0, grammars: Grammars | None = None
+        self,
+        engine: Engine,
+        *,
+        name: str,
+        receive: Receive,
+        threads: int = 0,
+        grammars: Grammars | None = None,
+        base: BaseModel | None = None,
     ) -> None:
-        """grammars: of the engine's model; None = requests with a grammar are refused. Closed with this."""
+        """grammars: of the engine's model; None = requests with a grammar are refused. Closed with this. base: what adapters stand beside; None =
+        they are refused."""
         self._engine = engine
         self._name = name
         self._receive = receive
         self._threads = threads
         self._grammars = grammars
+        self._base = base
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[Sequence, _Inbox] = {}  # the event loop's alone
         self._loading = asyncio.Lock()
@@ -160,6 +170,8 @@ class NativeBackend:
                 raise WeightsRefused("load", f"the manifest is of version {manifest.get('version')!r}, not {version}")
             tensors = self._receive(manifest)
             attempt.arrow = "verify"
+            if (beside := manifest.get("adapter")) is not None:
+                tensors = self._merged(tensors, beside)
             config = serving.config
             check_tensors(tensors, config.parameter_shapes(), config.router_bias_shapes(), finite=True)
             return DenseNet.from_tensors(
@@ -175,6 +187,13 @@ class NativeBackend:
                 arrow,
                 f"weights version {version} were not loaded, version {self._engine.version} stays: at {arrow!r}: {error}",
             ) from error
+
+    def _merged(self, tensors: Mapping[str, Tensor], beside: Any) -> Mapping[str, Tensor]:
+        if self._base is None:
+            raise WeightsRefused(
+                "load", "this server keeps no base that an adapter could stand beside; publish a whole model"
+            )
+        return self._base.with_adapter(tensors, beside)
 
     async def _between_steps(self, call: Callable[[], T]) -> T:
         """Run `call` in the engine's thread and wait for what it returns or raises."""

@@ -183,10 +183,18 @@ def _without_others(gathered: Callable[[Tensor], Tensor], index: int, x: Tensor)
     return torch.cat(pieces)
 
 
+def _an_adapter_of_its_own(engine: TrainEngine) -> None:
+    """A rank draws its part of A otherwise than the others."""
+    for name, tensor in engine.policy.named_tensors():
+        if engine.world.rank and ".lora_A." in name:
+            local(tensor).mul_(1.5)
+
+
 FAULTS: dict[str, Callable[[TrainEngine], None]] = {
     "tied_ends_apart": _tied_ends_apart,
     "norms_of_heads_alone": _norms_of_heads_alone,
     "keys_of_others_alone": _keys_of_others_alone,
+    "an_adapter_of_its_own": _an_adapter_of_its_own,
     **EXPERT_FAULTS,
 }
 """name -> what to break in an engine; each must make the twins differ. Dimensions add theirs."""
