@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("areal.replay", "make a training step again and compare it with what was recorded"),
     "export": ("areal.tools.export", "everything a run recorded, as JSON lines or Parquet"),
     "plot": ("areal.tools.plot_metrics", "a picture of any logged metric"),
+    "compare": ("areal.tools.compare.__main__", "two runs beside each other: speed, what bounds it, rewards"),
     "doctor": ("areal.doctor", "run an agent once, before any training: what would be trained, and why not"),
     "plan": ("areal.tools.plan.__main__", "how a model can lie on N devices: memory, communication, layouts ranked"),
     "model": ("areal.models.fetch", "get a bundled model, print its folder"),

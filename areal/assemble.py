@@ -48,6 +48,7 @@ from areal.rollout.datasets import comes_from, endless, read_tasks
 from areal.rollout.dispatcher import Dispatcher
 from areal.rollout.evaluation import Evaluation
 from areal.rollout.history import History, Life
+from areal.rollout.pace import Pace
 from areal.rollout.queue import GroupQueue
 from areal.rollout.recovery import Start, take_up
 from areal.rollout.retention import Upholder, retention_of
@@ -59,17 +60,6 @@ from areal.store.base import Given, Store
 from areal.store.location import choose_store
 from areal.tools.progress import Progress
 from areal.web.client import JsonClient
-
-
-class Pace:
-    """Seconds between the ends of two steps; the first counts from the start."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def step(self, now: float) -> float:
-        seconds, self._last = max(now - self._last, 1e-9), now
-        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +88,10 @@ class Run:
     history: History
     progress: Progress
     advisor: SpeedAdvisor
+    pace: Pace
     first_step: int
     gateway_url: str
-    pace: Pace = field(default_factory=Pace)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.folder.logs / "metrics.jsonl"
 
     async def unless_stopped(self, work: Any) -> Any:
         """The result of awaiting `work`, or None once somebody asked the run to stop; a failing agent feeder raises."""
@@ -142,7 +128,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
                 enabled=sys.stdout.isatty(),
             )
         )
-        metrics = stack.enter_context(MetricsFile(folder.logs / "metrics.jsonl", run_id))
+        metrics = stack.enter_context(MetricsFile(folder.metrics_path, run_id))
         store_url = choose_store(folder.root, config.store.url, run_id)
         store = await stack.enter_async_context(await open_store(store_url))
         given = await _take_up(config, store, start, incarnation)
@@ -158,6 +144,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             await nets.restore(str(start.found.path))
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
+        trained = (await store.training.counts()).consumed
         dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, given))
         yield Run(
             config=config,
@@ -166,13 +153,14 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             store=store,
             gate=gate,
             batcher=_batcher(config, gate, store),
-            learner=await _learner(stack, launch, start, nets, servers, workers, metrics),
+            learner=await _learner(stack, launch, start, nets, servers, workers, metrics, trained=trained),
             evaluation=_evaluation(config, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
             history=stack.enter_context(_history(launch, start, incarnation)),
             progress=progress,
             advisor=_advisor(config, store, gate, metrics),
+            pace=Pace(config.stats_logger.log_interval, time.monotonic()),
             first_step=start.step,
             gateway_url=gateway_url,
         )
@@ -218,6 +206,8 @@ async def _learner(
     servers: dict[str, Backend],
     workers: list[JsonClient],
     metrics: MetricsFile,
+    *,
+    trained: int,
 ) -> Learner | None:
     if nets is None:
         return None
@@ -237,6 +227,7 @@ async def _learner(
         keep=config.saver.keep,
         origin=start.origin,
         found=start.found,
+        trained=trained,
         metrics=metrics,
     )
     return Learner(
@@ -249,10 +240,10 @@ async def _learner(
 def _schedules(config: RunConfig) -> dict[Purpose, Schedule]:
     """When models and recovery states are due."""
     dataset = config.train_dataset
-    epoch_steps = len(read_tasks(dataset.path)) / dataset.batch_size if dataset.path else 0.0
+    epoch_groups = len(read_tasks(dataset.path)) if dataset.path else 0
     sections: dict[Purpose, SaverConfig | RecoverConfig] = {"saver": config.saver, "recover": config.recover}
     return {
-        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_steps)
+        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_groups)
         for purpose, section in sections.items()
     }
 
@@ -304,6 +295,7 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
         gate,
         store.training,
         batch_groups=config.train_dataset.batch_size,
+        most_groups=config.train_dataset.max_batch_size,
         informative=credit_of(config).informative if resolved(config).dynamic_sampling else None,
         stale=stale_policy(config),
         wait_s=config.rollout.stale_wait_seconds,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import secrets
 import signal
@@ -31,6 +32,7 @@ from areal.base.logs import open_log
 from areal.base.redact import redact
 from areal.base.types import Limits
 from areal.cluster import start_scheduler
+from areal.cluster.program import Ended, run_program
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import unless_a_process_dies
 from areal.config.backend_spec import parse_backend
@@ -46,7 +48,6 @@ from areal.models.fetch import resolve
 from areal.rollout.staleness import StalenessGate
 from areal.store import open_store, store_url
 from areal.store.location import has_store
-from areal.tools.doctor.agent_process import AgentRun, run_agent
 from areal.tools.doctor.diagnosis import diagnose
 from areal.tools.doctor.findings import Requests, Setting, judge
 from areal.tools.doctor.report import Report, as_json, as_text
@@ -103,6 +104,7 @@ async def examine(command: Command, root: Path) -> Report:
     )
     return Report(
         found=found,
+        command=command.agent,
         run=run,
         findings=judge(found, run, requests, setting),
         answered_by=_answered_by(command),
@@ -148,7 +150,7 @@ def _answered_by(command: Command) -> str:
 
 async def _play(
     command: Command, config: RunConfig, folder: RunFolder, gate: StalenessGate
-) -> tuple[AgentRun, str, Requests]:
+) -> tuple[Ended, str, Requests]:
     """The agent's run, the gateway's URL, and what the gateway answered; every process is stopped by then."""
     async with AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
@@ -157,9 +159,8 @@ async def _play(
         await launch.servers_alone(stack)
         workers, url = await launch.front(stack, attach=False)
         _say(f"gateway at {url}; the agent starts now")
-        agent = run_agent(
-            command.agent, await _environment(command, config, url), timeout_s=command.timeout_s, show=_show
-        )
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **await _environment(command, config, url)}
+        agent = run_program(["/bin/sh", "-c", command.agent], environment, timeout_s=command.timeout_s, out=_show)
         run = await unless_a_process_dies(agent, scheduler)
         await _until_idle(workers)
         return run, url, await _requests(url)
@@ -286,7 +287,7 @@ def _say(text: str) -> None:
 
 
 def _show(line: str) -> None:
-    print(line, end="", file=sys.stderr, flush=True)
+    print(f"agent | {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

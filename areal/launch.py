@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import secrets
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,13 @@ def model_names(config: RunConfig) -> list[str]:
     return [name for name in dict.fromkeys(names) if name]
 
 
+def channel_models(config: RunConfig) -> dict[str, str]:
+    """The upstream models that this run asks by itself, by their role: whoever rewards, unless its client does."""
+    source, routing = config.rollout.agent.reward_source, config.model_routing
+    route = getattr(routing, source, None) if routing is not None else None
+    return {} if route is None else {source: route.model_id}
+
+
 def announce_gateway(url: str) -> None:
     """The line that people and scripts wait for."""
     announce("RLTrainer", f"Proxy gateway available at {url}")
@@ -118,6 +126,9 @@ class Launch:
         self.model_dir = model_dir
         self.adapter_dir = adapter_dir
         self.token = scheduler.run_token
+        self.channel_token = (
+            f"sk-channel-{secrets.token_urlsafe(32)}"  # opens the upstream models at the gateway, for this run itself
+        )
         self.store_url = store_url
         self.run_id = run_id
         self.servers: dict[str, Backend] = {}
@@ -247,6 +258,8 @@ class Launch:
             admin_api_key=agent.admin_api_key,
             model_names=tuple(model_names(self.config)),
             internal_token=agent.internal_token,
+            channel_token=self.channel_token,
+            channel_models=channel_models(self.config),
         )
         await attach(handle, facts)
         stack.push_async_callback(detach, handle, facts)
@@ -284,7 +297,7 @@ class Launch:
         return translated
 
     def _gateway_spec(self) -> dict[str, Any]:
-        agent = self.config.rollout.agent
+        agent, channel = self.config.rollout.agent, self.config.model_dump(include={"api_gateway", "model_routing"})
         return {
             "host": agent.gateway_host or ("127.0.0.1" if self.config.scheduler.type == "local" else "0.0.0.0"),
             "port": agent.gateway_port,
@@ -296,4 +309,7 @@ class Launch:
             "run_id": self.run_id,
             "model_names": model_names(self.config),
             "max_body_bytes": agent.max_body_bytes,
+            "channel_token": self.channel_token,
+            "channel_models": channel_models(self.config),
+            **channel,
         }

@@ -31,12 +31,10 @@ from pydantic import ValidationError
 
 from areal import __version__
 from areal.base.errors import ArealError, CheckpointError, ConfigError
-from areal.base.metrics import read_metrics
 from areal.base.redact import redact
 from areal.base.types import Version
 from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
-from areal.config.recorded import Recorded as RecordedConfig
 from areal.config.run import RunConfig
 from areal.engine.checkpoint_files import checkpoints, damage, read_mark
 from areal.engine.place import rank_jobs
@@ -96,8 +94,7 @@ async def replay(folder: Path, step: int, dump: Path | None = None) -> AsyncIter
     if step not in history.steps:
         known = f"{min(history.steps)} to {max(history.steps)}" if history.steps else "none"
         raise ConfigError(f"step {step} is not in {folder / 'steps.jsonl'}; it has {known}")
-    elsewhere = RecordedConfig.of(folder / "config.yaml").text("stats_logger.log_dir")
-    metrics = read_metrics((Path(elsewhere) if elsewhere else folder / "logs") / "metrics.jsonl").rows
+    metrics = RunFolder.existing(folder).metrics().rows
     origin = await asyncio.to_thread(_origin, folder, history, step)
     yield origin
     async with await open_store(store_url, read_only=True) as store:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from areal.base.logs import Log, announce, warn
-from areal.base.metrics import read_metrics
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import unless_a_process_dies
@@ -39,7 +38,10 @@ if TYPE_CHECKING:
 
 async def train(run: Run) -> None:
     """The whole run, from its first step to total_train_steps, or until somebody asks it to stop."""
-    async with RolloutReporter(run.store, run.gate, run.metrics, on_counts=run.progress.counts):
+    reporting = RolloutReporter(
+        run.store, run.gate, run.metrics, on_counts=run.progress.counts, trains=run.learner is not None
+    )
+    async with reporting as rollouts:
         if run.learner is None:
             return await record(run)
         learner = run.learner
@@ -50,17 +52,19 @@ async def train(run: Run) -> None:
             if batch is None:
                 break
             waited = time.monotonic() - started
+            await rollouts.catch_up()
             stats = await learner.nets.train(
                 batch.groups, step=step, current_version=batch.weights.label, lags=batch.lags
             )
             await settle(run.store.training, batch)
             version = await learner.publisher.publish(consumed=batch.group_ids)
-            run.advisor.trained(time.monotonic() - started - waited)
+            run.advisor.trained(time.monotonic() - started - waited, groups=len(batch.groups))
             report(
                 run, step, batch, version, stats | {"wait_seconds": waited, "step_seconds": time.monotonic() - started}
             )
+            rollouts.trained(step)
             await run.advisor.report_if_due(step)
-            await learner.snapshots.save_if_due(version)
+            await learner.snapshots.save_if_due(version, len(batch.groups))
             if run.evaluation.due(step + 1):
                 await evaluate(run, step + 1)
         await run.store.training.take(run.gate.current, {})  # stopped or done: no step owns anything
@@ -98,9 +102,8 @@ async def evaluate(run: Run, step: int, *, last: bool = False) -> None:
 def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str, float]) -> None:
     """One step in its history, in the log, in metrics.jsonl and on the display; the same numbers everywhere."""
     run.history.write(batch, step=step, made=version)
-    seconds = run.pace.step(time.monotonic())
-    samples_per_second = batch.sessions / seconds
-    tokens_per_second = batch.recorded_tokens / seconds
+    rate = run.pace.step(time.monotonic(), sessions=batch.sessions, tokens=batch.recorded_tokens)
+    rates = {"samples_per_second": rate.sessions, "tokens_per_second": rate.tokens}
     unusual = {
         "rewards_clipped": batch.rewards_clipped,
         "stale_groups": batch.stale_groups,
@@ -122,18 +125,18 @@ def report(run: Run, step: int, batch: Batch, version: Version, stats: dict[str,
         **{name: number for name, number in unusual.items() if number},
     )
     if (step + 1) % run.config.stats_logger.log_interval == 0:
-        Log("throughput").line(step=step, samples_per_second=samples_per_second, tokens_per_second=tokens_per_second)
+        Log("throughput").line(step=step, **rates)
     own = {"reward": batch.reward, "lag_mean": batch.lag_mean, "lag_max": batch.lag_max, "version": version.label}
     own |= {"sessions": batch.sessions, "recorded_tokens": batch.recorded_tokens, **unusual}
-    rates = {"throughput/samples_per_second": samples_per_second, "throughput/tokens_per_second": tokens_per_second}
-    run.metrics.write(step, {f"train/{name}": value for name, value in (own | stats).items()} | rates)
+    logged = {f"train/{name}": value for name, value in (own | stats).items()}
+    run.metrics.write(step, logged | {f"throughput/{name}": value for name, value in rates.items()})
     run.progress.step(
         step + 1,
         reward=batch.reward,
         loss=stats["loss"],
         version=version.label,
         lag=batch.lag_max,
-        tokens_per_second=tokens_per_second,
+        tokens_per_second=rate.tokens,
     )
     if not batch.rewarded:
         warn(
@@ -186,9 +189,9 @@ class PPOTrainer:
             await unless_a_process_dies(train(run), run.scheduler)
             books = await run.store.reading.balance()
             if run.learner is not None:
-                finish(run.folder, run.metrics_path, books)
+                finish(run.folder, books)
             log_sums(books)
-            refuse(faults_of(books, read_metrics(run.metrics_path)))
+            refuse(faults_of(books, run.folder.metrics()))
 
 
 class _Signals:

@@ -13,14 +13,18 @@ ArealError
   Conflict         409  the key is being refreshed right now
   BodyTooLarge     413
   NoCapacity       429  staleness control: training has to catch up first
+    AdmissionHeld        what rewards sessions is away, so none may start
   InternalError    500  a bug; the log has its cause
   BackendError     502  worker or backend unreachable, or it answered nonsense
     BackendTimeout   504
     WeightsRefused   409  a server kept its old weights; names the arrow
+    UpstreamError    ...  the channel for reward and judge models failed a call; its own status, else 502 or 504
+  UpstreamLimit    429  a limit of a route to the channel; 503 while its model is taken for dead
   Unavailable      503  draining, or the store cannot write
   StoreError       503  the store refused (wrong schema, damaged)
     StoreUnready         it cannot write now, but may soon (disk full, locked, server gone)
   ProcessDied           a child process ended; carries its last log lines
+  CallFailed            the user's code, run in a process of its own, gave no result
   ShapeError            arrays do not fit together
   TrainingError         a step cannot be applied (NaN, no trainable token)
   CheckpointError       a checkpoint cannot be written, or is not whole
@@ -32,7 +36,8 @@ proxy/dialects). A failed session is data, never a crash.
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import ClassVar, Literal
 
 
 class ArealError(Exception):
@@ -145,6 +150,16 @@ class NoCapacity(ArealError):
         )
 
 
+class AdmissionHeld(NoCapacity):
+    """No session may start until the run lets them again. reason: a clause that says why, and what to do."""
+
+    code = "admission_held"
+
+    def __init__(self, reason: str, retry_after_s: float = 10.0) -> None:
+        super().__init__(0, 0, retry_after_s)
+        self.args = (f"no session starts now: {reason}; retry in {self.retry_after_s} s",)
+
+
 class InternalError(ArealError):
     """Something unforeseen, a bug; the log has the cause under the request's id."""
 
@@ -183,6 +198,42 @@ class WeightsRefused(BackendError):
         self.code = f"weights_{arrow}"
 
 
+class UpstreamError(BackendError):
+    """The channel for reward and judge models failed a call: `status` is its own where it named one, else 502, or 504 for a time-out.
+
+    Clients are told not to retry, because the gateway has. again: whether another attempt may help. wait_s: what it said in Retry-After."""
+
+    code = "upstream_error"
+    should_retry = False
+    _TYPES: ClassVar[dict[int, str]] = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
+
+    def __init__(self, message: str, *, status: int = 502, again: bool = False, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.again, self.wait_s = status, again, wait_s
+        self.type = self._TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.retry_after_s = None if wait_s is None else max(1, min(30, round(wait_s)))
+
+
+class UpstreamLimit(ArealError):
+    """A limit of a route to the channel refused a call before it was sent; nothing was spent."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "upstream_limit"
+
+    def __init__(
+        self, message: str, *, status: int = 429, retry_after_s: float = 1.0, should_retry: bool = True
+    ) -> None:
+        super().__init__(message)
+        self.status, self.should_retry = status, should_retry
+        self.retry_after_s = max(1, min(30, math.ceil(retry_after_s)))
+
+
 class Unavailable(ArealError):
     """The service is draining or cannot take work now."""
 
@@ -206,6 +257,14 @@ class StoreUnready(StoreError):
 
 class ProcessDied(ArealError):
     """A process of the run ended on its own. The message carries its last log lines."""
+
+
+class CallFailed(ArealError):
+    """A call of the user's code in a process of its own gave no result. why: it raised, took too long, or its process ended."""
+
+    def __init__(self, why: Literal["raised", "timed_out", "died"], message: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class ShapeError(ArealError):

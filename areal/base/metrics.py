@@ -18,7 +18,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -103,10 +103,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class MetricsTable:
-    """What a metrics.jsonl says about one timeline. rows: step -> name -> value. unreadable: lines that are no rows."""
+    """What a metrics.jsonl says about one timeline. rows: step -> name -> value. unreadable: lines that are no rows.
+
+    seconds: step -> part of the name -> when its newest row was written, in seconds of running since the first row: the time between
+    two openings, and what a lost timeline took, are left out. Empty where the rows tell no time."""
 
     rows: dict[int, dict[str, float]]
     unreadable: int = 0
+    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Metrics with at least one row, sorted."""
@@ -116,12 +120,20 @@ class MetricsTable:
         steps = [step for step in sorted(self.rows) if name in self.rows[step]]
         return Series(name, steps, [self.rows[step][name] for step in steps])
 
+    def seconds_of(self, name: str) -> list[float]:
+        """For each step of `series(name)`; NaN where no time was told."""
+        part = name.partition("/")[0]
+        return [self.seconds.get(step, {}).get(part, math.nan) for step in self.series(name).steps]
 
-def read_metrics(path: Path) -> MetricsTable:
-    """Read a file, also while it is being written. Raises OSError if there is none."""
+
+def read_metrics(path: Path, run_id: str | None = None) -> MetricsTable:
+    """Read a file, also while it is being written. run_id: what that run wrote alone, where several log into one folder; without it the
+    latest one there. Raises OSError if there is no file."""
     rows: dict[int, dict[str, float]] = {}
+    seconds: dict[int, dict[str, float]] = {}
     unreadable = 0
     opening: object = None
+    passed, last = 0.0, math.nan  # seconds that this timeline has run; when its last row was written
     for line in path.read_bytes().splitlines():
         if not line.strip():
             continue
@@ -129,13 +141,22 @@ def read_metrics(path: Path) -> MetricsTable:
         if row is None:
             unreadable += 1
             continue
-        step = row["step"]
+        if run_id is not None and row.get("run_id") != run_id:
+            continue
+        step, now = row["step"], _finite(row.get("time"))
         if opening is not None and opening != (row.get("run_id"), row.get("opening")):
             rows = {earlier: values for earlier, values in rows.items() if earlier < step}
+            seconds = {earlier: parts for earlier, parts in seconds.items() if earlier < step}
+            passed, last = max((at for parts in seconds.values() for at in parts.values()), default=0.0), math.nan
         opening = (row.get("run_id"), row.get("opening"))
+        if math.isfinite(now):
+            passed += max(0.0, now - last) if math.isfinite(last) else 0.0  # a clock that was set back tells nothing
+            last = now
         values = {name: _finite(value) for name, value in row.items() if name not in _NOT_METRICS}
         rows.setdefault(step, {}).update(values)
-    return MetricsTable(rows, unreadable)
+        if math.isfinite(now):
+            seconds.setdefault(step, {}).update(dict.fromkeys((name.partition("/")[0] for name in values), passed))
+    return MetricsTable(rows, unreadable, seconds)
 
 
 _NOT_METRICS = frozenset({"run_id", "opening", "step", "time"})

@@ -300,7 +300,8 @@ class Session:
     """A session as the store keeps it. ending None: it runs. sample: its place in its group, 0 .. n_samples-1.
     attempt: its place among the tries of its task, counted on over groups that were not dropped; keys the sampler.
     excluded_because: what was said when it was excluded. deleted_at: when its content was deleted; its sums stay.
-    request_id: under which it was started, if under one."""
+    request_id: under which it was started, if under one. awaits_reward_since: when it ended well in a run whose reward source had not
+    rewarded it yet; None once it has, or where nobody will."""
 
     id: str
     task_id: str
@@ -319,11 +320,15 @@ class Session:
     excluded_because: str = ""
     deleted_at: float | None = None
     request_id: str | None = None
+    awaits_reward_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the controller publishes for admission. Units: groups, except n_samples (sessions per group)."""
+    """What the controller publishes for admission. Units: groups, except n_samples (sessions per group).
+
+    scored: a session that ends well and has no reward waits for the run's reward source. held: why no group may open now, a
+    clause that ends with the remedy; empty where they may."""
 
     max_concurrent: int
     max_lag: int
@@ -332,6 +337,8 @@ class Limits:
     queue_size: int = 0  # most groups accepted and not yet trained; 0 = (max_lag + 1) * batch_groups alone decides
     accepting: bool = True  # False: draining, new sessions get 503
     group_timeout_s: float = 3600.0  # a group not filled by then goes on with >= 2 survivors or is dropped
+    scored: bool = False
+    held: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +364,7 @@ class Counts:
     trained_tokens: int
     masked_tokens: int
     dropped_tokens: int
+    awaiting_reward: int = 0  # training sessions that have ended and wait for the run's reward source
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal.base.errors import ConfigError
+from areal.base.guide import TAKES_TURNS
 from areal.config.backend_spec import BackendSpec
 from areal.config.problems import Problems
 from areal.config.settings import ROUTER, Setting, Settings
@@ -183,6 +184,8 @@ def _notes(settings: Settings) -> list[str]:
             f"async.train_workers={workers.value} wins over train.parallelism.dp={dp.value}: it sets the data-parallel size"
         )
     enabled, lag = settings.get("async.enabled"), settings.get("async.staleness_threshold")
+    if enabled and boolean(str(enabled.value)) is False:
+        notes.append(TAKES_TURNS.text())
     if enabled and boolean(str(enabled.value)) and lag and number(str(lag.value)) == 0:
         notes.append(
             "async.enabled is true but async.staleness_threshold is 0: generation and training alternate; "

@@ -3,8 +3,9 @@
     recorded = Recorded.of(run / "config.yaml")
     recorded.text("actor.path"), recorded.number("rollout.agent.turn_discount")     # None where there is none
     recorded.changes(config)                                                        # ["actor.optimizer.lr=0.001, was 0.0001"]
+    recorded.differences(other)                                                     # {"actor.optimizer.lr": ("0.001", "0.0001")}
 
-For commands that look at a run folder (status, dashboard), and for a run that goes on in one, to say what is another than before; what a
+For commands that look at run folders (status, dashboard, compare), and for a run that goes on in one, to say what is another than before; what a
 run starts with is load.py's.
 """
 
@@ -49,15 +50,20 @@ class Recorded:
     def changes(self, config: Section) -> list[str]:
         """A phrase for each setting that `config` has otherwise, in its order; secrets by their hints. A key that only one of the two
         knows is another release's and left out."""
-        return list(_changes("", self.tree, load_yaml(masked_yaml(config))))
+        pairs = _unlike("", self.tree, load_yaml(masked_yaml(config)))
+        return [f"{path}={now}, was {before}" for path, before, now in pairs]
+
+    def differences(self, other: Recorded) -> dict[str, tuple[str, str]]:
+        """Key -> its value here and there, for each that two runs have otherwise, in the order of the other."""
+        return {path: (here, there) for path, here, there in _unlike("", self.tree, other.tree)}
 
 
-def _changes(path: str, before: Any, now: Any) -> Iterator[str]:
+def _unlike(path: str, before: Any, now: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(before, dict) and isinstance(now, dict):
         for name in (name for name in now if name in before):
-            yield from _changes(f"{path}.{name}" if path else str(name), before[name], now[name])
+            yield from _unlike(f"{path}.{name}" if path else str(name), before[name], now[name])
     elif before != now and not (is_null(before) and is_null(now)):
-        yield f"{path}={_shown(now)}, was {_shown(before)}"
+        yield path, _shown(before), _shown(now)
 
 
 def _shown(value: Any) -> str:

@@ -19,9 +19,11 @@ TransferName = Literal["shared_memory", "disk"]
 
 class DatasetConfig(Section):
     batch_size: int = Field(8, ge=1)
-    """Groups per training step: as soon as so many are finished and fresh, a step starts."""
+    """Groups per training step: as soon as so many are finished and fresh, a step starts. How many may be under way at once follows from it
+    and from rollout.max_head_offpolicyness (docs/staleness.md)."""
     max_batch_size: int | None = Field(None, ge=1)
-    """Most groups one step takes where more are waiting; null = batch_size."""
+    """Most groups one step takes where more are finished by the time it starts; null = batch_size. More than one step's worth can be waiting
+    only where rollout.max_head_offpolicyness is above 0; at 0 every step takes exactly batch_size."""
     path: str | None = None
     """JSONL of tasks for inline and subproc agents; online agents bring their own."""
     shuffle: bool = True
@@ -72,7 +74,7 @@ class StatsLoggerConfig(Section):
     log_dir: str | None = None
     """Folder of train.log, gateway.log, metrics.jsonl; null = `logs/` of the run folder."""
     log_interval: int = Field(1, ge=1)
-    """Steps between [throughput] lines."""
+    """Steps between [throughput] lines, and the steps that each of them is measured over."""
 
 
 class WeightsConfig(Section):

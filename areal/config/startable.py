@@ -93,6 +93,12 @@ def _model_and_queue(config: RunConfig) -> list[str]:
             f"rollout.queue_size={queue_size} never holds the {needed} groups that one step needs: raise it to "
             f"{needed} or more, or lower train_dataset.batch_size"
         )
+    most = config.train_dataset.max_batch_size
+    if most is not None and most < needed:
+        found.append(
+            f"train_dataset.max_batch_size={most}: a step begins with train_dataset.batch_size={needed} groups, so it cannot take fewer; "
+            "raise the first (train.global_batch_size), or lower the second (async.trigger_batch_size)"
+        )
     return found
 
 

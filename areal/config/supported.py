@@ -16,9 +16,18 @@ from areal.config.backend_spec import parse_backend
 from areal.config.keys import keys_of
 from areal.config.rollout import AgentConfig
 from areal.config.run import RunConfig
+from areal.config.upstream import ROLES, ModelRoute, ModelRoutingConfig
 
 _PRINTED_TOKEN = "gateway-internal-token"  # as the second text prints it; web/auth.py has it too and lies above
 _PLACEHOLDERS = ("你的", "your-", "<your", "YOUR_")
+
+
+_OF_THE_POLICY = (
+    "model_id",
+    "temperature",
+    "max_tokens",
+    "upstream",
+)  # of its route; the other keys are of calls to the channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +37,6 @@ class Refusal:
     path: str
     refuses: Callable[[Any], bool]
     reason: str
-
-
-_NO_CHANNEL = "the upstream channel for reward and judge models is not part of this version"
 
 
 def _given(value: Any) -> bool:
@@ -60,16 +66,11 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda t: t != "client",
         "rewards from a model are not part of this version; use client and call /rl/set_reward",
     ),
-    Refusal("api_gateway", _given, f"{_NO_CHANNEL}; take the section (or agent.gateway_config) out"),
-    Refusal("model_routing.reward_model", _given, f"{_NO_CHANNEL}; take the route out"),
-    Refusal("model_routing.judge_model", _given, f"{_NO_CHANNEL}; take the route out"),
-    Refusal("model_routing.policy_model.upstream", bool, f"{_NO_CHANNEL}; set it to false"),
-    Refusal("model_routing.policy_model.timeout", _given, f"{_NO_CHANNEL}; take it out"),
     Refusal(
-        "train_dataset.max_batch_size",
-        _given,
-        "a step takes exactly train_dataset.batch_size groups in this version; set it to null, or set "
-        "train.global_batch_size and async.trigger_batch_size to the same number",
+        "model_routing.policy_model.upstream",
+        bool,
+        "a run trains the model that it serves, and of one in the channel it would record nothing; set it to false (a gateway "
+        "alone, `areal gateway --config FILE`, serves it so)",
     ),
 )
 
@@ -82,7 +83,7 @@ def reasons(config: RunConfig) -> list[str]:
         if value is not None and refusal.refuses(value):
             shown = f"={value}" if isinstance(value, str | int) and not keys_of(RunConfig)[refusal.path].secret else ""
             found.append(f"{refusal.path}{shown}: {refusal.reason}")
-    return found + _contradictions(config) + _placeholders(config)
+    return found + _contradictions(config) + _channel_in_vain(config) + placeholders(config)
 
 
 def _contradictions(config: RunConfig) -> list[str]:
@@ -119,7 +120,26 @@ def _contradictions(config: RunConfig) -> list[str]:
     return found
 
 
-def _placeholders(config: RunConfig) -> list[str]:
+def _channel_in_vain(config: RunConfig) -> list[str]:
+    """Routes without a channel, and what is said of the policy's route that only calls to the channel have."""
+    routing, found = config.model_routing or ModelRoutingConfig(), []
+    for role in ROLES:
+        route = getattr(routing, role)
+        if route is not None and role != "policy_model" and config.api_gateway is None:
+            found.append(
+                f"model_routing.{role}: there is no channel to ask it in; set api_gateway (agent.gateway_config names its file)"
+            )
+    policy = routing.policy_model
+    for key in ModelRoute.model_fields if policy is not None else ():
+        value = getattr(policy, key)
+        if key not in _OF_THE_POLICY and value != ModelRoute.model_fields[key].default:
+            found.append(
+                f"model_routing.policy_model.{key}={value}: the run serves the policy itself, so no call of it is bounded so; take it out"
+            )
+    return found
+
+
+def placeholders(config: RunConfig) -> list[str]:
     """Values left as the texts print them for the reader to replace."""
     named: list[tuple[str, str]] = [("actor.path", config.actor.path)]
     named += [("rollout.agent.admin_api_key", config.rollout.agent.admin_api_key)]

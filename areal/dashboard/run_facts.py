@@ -16,6 +16,7 @@ from pathlib import Path
 from areal.base.errors import ConfigError
 from areal.chat.base import Tokenizer
 from areal.chat.scripted import scripted_renderer
+from areal.cluster.run_folder import RunFolder
 from areal.config.recorded import Recorded
 from areal.models.tokenizer import HfTokenizer
 
@@ -24,12 +25,14 @@ _log = logging.getLogger("areal.dashboard")
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """turn_discount, reward_clip: how the page makes credit of rewards, the run's own (rollout.agent)."""
+    """turn_discount, reward_clip: how the page makes credit of rewards, the run's own (rollout.agent). run_id: whose metrics are shown,
+    where several runs log into one folder; None shows the latest."""
 
     name: str = "run"
     turn_discount: float = 1.0
     reward_clip: float | None = None
     tokenizer: Tokenizer | None = None
+    run_id: str | None = None
 
     @classmethod
     def of(cls, run: Path, tokenizer_folder: Path | None = None) -> RunFacts:
@@ -43,6 +46,7 @@ class RunFacts:
             turn_discount=1.0 if discount is None else discount,
             reward_clip=clip,
             tokenizer=HfTokenizer.load(tokenizer_folder) if tokenizer_folder else _find_tokenizer(run, config),
+            run_id=RunFolder.existing(run).identity,
         )
 
 

@@ -22,6 +22,7 @@ import orjson
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
 from areal.base.errors import ArealError, NotFound
+from areal.cluster.run_folder import RunFolder
 from areal.dashboard.run_facts import RunFacts
 from areal.dashboard.view import View
 from areal.store import open_store
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="the run folder; it holds store.sqlite")
     parser.add_argument(
-        "--log-dir", type=Path, metavar="DIR", help="where metrics.jsonl lies (default: logs/ of the run)"
+        "--log-dir", type=Path, metavar="DIR", help="where metrics.jsonl lies (default: where its config.yaml says)"
     )
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="model folder whose tokenizer spells the tokens")
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = options.run.absolute()
         facts = RunFacts.of(run, options.tokenizer)
-        asyncio.run(show(run, options.log_dir or run / "logs", options.port, facts))
+        asyncio.run(show(run, options.log_dir or RunFolder.existing(run).logs, options.port, facts))
     except ArealError as error:
         print(f"dashboard: {error}", file=sys.stderr)
         return 2

@@ -114,7 +114,7 @@ class View:
         try:
             state = os.stat(self._metrics_path)
             if self._metrics_state != (state.st_size, state.st_ino):
-                self._metrics = read_metrics(self._metrics_path)
+                self._metrics = read_metrics(self._metrics_path, self._facts.run_id)
                 self._metrics_state = (state.st_size, state.st_ino)
         except FileNotFoundError:  # the first step is not done yet
             return []

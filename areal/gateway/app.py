@@ -15,7 +15,7 @@ import os
 import time
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -36,6 +36,9 @@ from areal.web.app import bugs_as_errors, stops_as_errors
 from areal.web.body import ClientGone
 from areal.web.origin import check_host, check_origin
 
+if TYPE_CHECKING:
+    from areal.gateway.channel import ChannelDoor
+
 _log = logging.getLogger("areal.Gateway")
 _line = Log("gateway")
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,10 +57,12 @@ class GatewayApp:
         loopback: bool,
         body_limit: int,
         router: Router | None = None,
+        door: ChannelDoor | None = None,
     ) -> None:
         self._attachment, self._splice, self._control = attachment, splice, control
         self._loopback, self._body_limit = loopback, body_limit
         self._router = router or TokenRouter()
+        self._door = door
         self._own = {
             "health": self._health,
             "metrics": self._metrics,
@@ -116,6 +121,8 @@ class GatewayApp:
         if own is not None:
             await own(exchange)
             return
+        if self._door is not None and await self._door.serve(exchange, self._attachment.run_if_any()):
+            return
         run = self._attachment.run()
         target = await self._router.route(exchange, run)
         await exchange.body.peek()
@@ -146,10 +153,15 @@ class GatewayApp:
                 facts["workers"] = len(await run.directory.live())
             except StoreError as error:
                 facts |= {"status": "degraded", "reason": str(error)}
+        if self._door is not None:
+            facts["channel"] = sorted(self._door.models)
         await exchange.answer(orjson.dumps(facts | {"pid": os.getpid(), "areal": areal.__version__}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        await exchange.answer(generate_latest(self._registry), content_type=_PROMETHEUS)
+        text = generate_latest(self._registry) + (
+            generate_latest(self._door.registry) if self._door is not None else b""
+        )
+        await exchange.answer(text, content_type=_PROMETHEUS)
 
     async def _hello(self, exchange: Exchange) -> None:
         await exchange.answer(orjson.dumps({"service": "areal gateway", "areal": areal.__version__}))

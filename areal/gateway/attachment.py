@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -32,8 +33,17 @@ _LOOK_EVERY_S = 1.0  # how often the controller's process is looked at
 class Attachment:
     """At most one run. Every method belongs to one event loop."""
 
-    def __init__(self, *, port: int, loopback: bool, reading_age_s: float = READING_AGE_S) -> None:
+    def __init__(
+        self,
+        *,
+        port: int,
+        loopback: bool,
+        reading_age_s: float = READING_AGE_S,
+        channel_models: Mapping[str, str] | None = None,
+    ) -> None:
+        """channel_models: what this gateway serves from the upstream channel, role -> model_id."""
         self.port = port
+        self._channel_models = channel_models or {}
         self._loopback, self._reading_age_s = loopback, reading_age_s
         self._facts: RunFacts | None = None
         self._run: Run | None = None
@@ -61,6 +71,10 @@ class Attachment:
             raise Unavailable("the training run of this gateway has ended; start it again (it resumes) and retry")
         return self._run
 
+    def run_if_any(self) -> Run | None:
+        """The run, or None where `run` would raise."""
+        return self._run if self.run_id is not None else None
+
     async def attach(self, facts: RunFacts) -> None:
         """Serve this run. The same run again is a refresh of its facts. Raises Conflict, ConfigError, StoreError."""
         async with self._changing:
@@ -70,6 +84,7 @@ class Attachment:
                     f"this gateway serves run {current.run_id} (process {current.pid}); stop it, give this run a "
                     "port of its own (rollout.agent.gateway_port; 0 takes a free one), or start another gateway with another --port"
                 )
+            self._check_channel(facts)
             if not self._loopback and facts.admin_api_key == DEFAULT_ADMIN_KEY:
                 raise ConfigError(
                     f"the default admin key {DEFAULT_ADMIN_KEY!r} works on loopback only; "
@@ -80,7 +95,7 @@ class Attachment:
                     f"the internal token {DEFAULT_INTERNAL_TOKEN!r} works on loopback only, because everybody knows it; "
                     "set rollout.agent.internal_token to a secret of your own, or bind the gateway to 127.0.0.1"
                 )
-            protect(facts.admin_api_key, facts.internal_token)
+            protect(facts.admin_api_key, facts.internal_token, facts.channel_token)
             async with AsyncExitStack() as opening:
                 store = await opening.enter_async_context(await open_store(facts.store_url))
                 keys = SessionKeys(load_or_create_signing_key(Path(facts.signing_key_path)))
@@ -93,6 +108,7 @@ class Attachment:
                 facts.admin_api_key,
                 facts.model_names,
                 facts.internal_token,
+                facts.channel_token,
                 sessions=store.sessions,
             )
             self._facts, self._looked_at = facts, float("-inf")
@@ -119,6 +135,21 @@ class Attachment:
         facts = state.read_run(self.port)
         if facts is not None:
             await self.attach(facts)
+
+    def _check_channel(self, facts: RunFacts) -> None:
+        """Whether this gateway's channel is the one that the run wants. Raises ConfigError."""
+        if "policy_model" in self._channel_models:
+            raise ConfigError(
+                "this gateway answers for the policy by the channel (model_routing.policy_model.upstream), so nothing of a run behind it "
+                "would be recorded; set upstream to false in its --config and start it again"
+            )
+        for role, model_id in facts.channel_models.items():
+            served = self._channel_models.get(role)
+            if served != model_id:
+                raise ConfigError(
+                    f"the run asks for {role} (model_id {model_id}), and this gateway serves {f'{served} as it' if served else 'no such model'}; "
+                    "start it with --config and the router file of the run (agent.gateway_config)"
+                )
 
     def _lives(self, facts: RunFacts) -> bool:
         now = time.monotonic()

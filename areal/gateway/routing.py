@@ -143,6 +143,7 @@ class Run:
     admin_key: str = field(repr=False)
     model_names: tuple[str, ...] = ("default",)
     internal_token: str | None = field(default=None, repr=False)
+    channel_token: str | None = field(default=None, repr=False)
     sessions: SessionStore = field(kw_only=True, repr=False)
 
 

@@ -14,11 +14,13 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 import uvloop
 
 from areal.base.errors import ArealError, ConfigError
@@ -31,10 +33,13 @@ from areal.gateway.control import Control
 from areal.gateway.splice import Splice
 from areal.gateway.state import GatewayFacts, RunFacts
 from areal.web.address import bind, is_loopback, url_of
+from areal.web.auth import DEFAULT_INTERNAL_TOKEN
 from areal.web.serve import serve
 
 if TYPE_CHECKING:
-    from areal.config.rollout import AgentConfig
+    from areal.config.run import RunConfig
+    from areal.config.upstream import ApiGatewayConfig, ModelRoutingConfig
+    from areal.gateway.channel import ChannelDoor
 
 DEFAULT_PORT = 9000
 DEFAULT_LOG_DIR = "logs/areal_async"
@@ -43,10 +48,13 @@ GRACE_S = 8.0  # below the 10 s after which a scheduler kills its children
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a gateway is started with. facts: the run it serves; None: a run attaches later."""
+    """What a gateway is started with. facts: the run it serves; None: a run attaches later. channel: the upstream channel and its
+    routes. guest_token: opens the channel while there is no run."""
 
     body_limit: int
     facts: RunFacts | None = None
+    channel: tuple[ApiGatewayConfig, ModelRoutingConfig | None] | None = None
+    guest_token: str | None = None
 
 
 async def serve_gateway(listener: socket.socket, settings: Settings, ready: Callable[[str], None]) -> None:
@@ -55,19 +63,49 @@ async def serve_gateway(listener: socket.socket, settings: Settings, ready: Call
     loopback, url, secret = is_loopback(address), url_of(listener), secrets.token_urlsafe(32)
     state.write(state.gateway_file(port), GatewayFacts(port=port, pid=os.getpid(), url=url, secret=secret))
     try:
-        async with Attachment(port=port, loopback=loopback) as attachment, Splice() as splice:
+        async with AsyncExitStack() as stack:
+            door = await _door(stack, settings, loopback=loopback)
+            models = {} if door is None else door.models
+            attachment = await stack.enter_async_context(
+                Attachment(port=port, loopback=loopback, channel_models=models)
+            )
+            splice = await stack.enter_async_context(Splice())
             if settings.facts is not None:
                 await attachment.attach(settings.facts)
                 state.write(state.run_file(port), settings.facts)  # for gateways beside this one
             else:
                 await _restore(attachment)
             control = Control(attachment, secret)
-            app = GatewayApp(attachment, splice, control, loopback=loopback, body_limit=settings.body_limit)
+            limit = settings.body_limit
+            app = GatewayApp(attachment, splice, control, loopback=loopback, body_limit=limit, door=door)
             await serve(app, listener, ready=ready, grace_s=GRACE_S)
     finally:
         state.remove(state.gateway_file(port), os.getpid())
         if settings.facts is not None:
             state.remove(state.run_file(port), settings.facts.pid)
+
+
+async def _door(stack: AsyncExitStack, settings: Settings, *, loopback: bool) -> ChannelDoor | None:
+    """To the upstream channel, where one is configured. Raises ConfigError."""
+    if settings.channel is None:
+        return None
+    # Imported here: most gateways have none, and start sooner without its client.
+    from areal.gateway.channel import ChannelDoor, ChannelMetrics
+    from areal.inference.upstream.client import Channel
+
+    metrics = ChannelMetrics()
+    channel = await stack.enter_async_context(Channel(*settings.channel, observe=metrics.observe))
+    guest_token = settings.guest_token or (DEFAULT_INTERNAL_TOKEN if loopback else None)
+    if not loopback and guest_token == DEFAULT_INTERNAL_TOKEN:
+        raise ConfigError(
+            f"the internal token {DEFAULT_INTERNAL_TOKEN!r} works on loopback only, because everybody knows it; "
+            "set rollout.agent.internal_token to a secret of your own, or bind the gateway to 127.0.0.1"
+        )
+    door = ChannelDoor(channel, metrics, guest_token=guest_token)
+    announce(
+        "Gateway", f"upstream models: {', '.join(f'{role} ({name})' for role, name in door.models.items()) or 'none'}"
+    )
+    return door
 
 
 async def _restore(attachment: Attachment) -> None:
@@ -93,8 +131,10 @@ def _child(spec: ChildSpec) -> None:
             admin_api_key=job["admin_api_key"],
             model_names=tuple(job["model_names"]),
             internal_token=job.get("internal_token"),
+            channel_token=job.get("channel_token"),
+            channel_models=job.get("channel_models") or {},
         )
-        settings = Settings(job["max_body_bytes"], facts)
+        settings = Settings(job["max_body_bytes"], facts, _channel_of(job))
     except KeyError as error:
         raise ConfigError(f"the spec of {spec.name} lacks {error.args[0]!r}; start the run anew") from None
     logs = [Path(job["log_dir"]) / "gateway.log"] if job.get("log_dir") else []
@@ -105,6 +145,19 @@ def _child(spec: ChildSpec) -> None:
             report_ready(spec, url=url)
 
         _run(listener, settings, ready)
+
+
+def _channel_of(job: Mapping[str, Any]) -> tuple[ApiGatewayConfig, ModelRoutingConfig | None] | None:
+    """The sections of a run's configuration, as they stand in its spec."""
+    if not job.get("api_gateway"):
+        return None
+    from areal.config.upstream import ApiGatewayConfig, ModelRoutingConfig
+
+    routing = job.get("model_routing")
+    return (
+        ApiGatewayConfig.model_validate(job["api_gateway"]),
+        None if routing is None else ModelRoutingConfig.model_validate(routing),
+    )
 
 
 def _alone(arguments: argparse.Namespace) -> None:
@@ -121,13 +174,16 @@ def _alone(arguments: argparse.Namespace) -> None:
 
 
 def _start_alone(arguments: argparse.Namespace, listener: socket.socket) -> None:
-    agent = _agent_config(arguments.config)
+    config = _config(arguments.config)
+    agent = config.rollout.agent
     address, port = listener.getsockname()[:2]
     if agent.gateway_host and not arguments.host and agent.gateway_host != address:
         listener.close()
         listener = bind(agent.gateway_host, port, setting="--port")
     facts = None if arguments.beside is None else _served_on(arguments.beside)
-    _run(listener, Settings(agent.max_body_bytes, facts), lambda url: announce("Gateway", f"Gateway ready at {url}"))
+    channel = None if config.api_gateway is None else (config.api_gateway, config.model_routing)
+    settings = Settings(agent.max_body_bytes, facts, channel, agent.internal_token)
+    _run(listener, settings, lambda url: announce("Gateway", f"Gateway ready at {url}"))
 
 
 def _served_on(port: int) -> RunFacts:
@@ -137,19 +193,19 @@ def _served_on(port: int) -> RunFacts:
         raise ConfigError(
             f"--beside {port}: no gateway of this user serves a run on that port; give the port of one that does"
         )
-    return facts
+    return msgspec.structs.replace(facts, channel_models={})  # the run itself asks the gateway that it started with
 
 
-def _agent_config(path: str | None) -> AgentConfig:
+def _config(path: str | None) -> RunConfig:
     """Of the router file or run config; without one, the defaults. Raises ConfigError."""
     # Imported here: the child of a run needs no loader and starts sooner without it.
     from areal.config.run import RunConfig
 
     if path is None:
-        return RunConfig().rollout.agent
+        return RunConfig()
     from areal.config.load import load_config
 
-    return load_config(Path(path)).rollout.agent
+    return load_config(Path(path))
 
 
 def _run(listener: socket.socket, settings: Settings, ready: Callable[[str], None]) -> None:

@@ -41,7 +41,8 @@ class GatewayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway has to know of a run. pid, born: its controller's; the run is over when that process is."""
+    """What a gateway has to know of a run. pid, born: its controller's; the run is over when that process is. channel_token: new at
+    every start of the run, opens the upstream models. channel_models: those the run cannot do without, role -> model_id."""
 
     run_id: str
     pid: int
@@ -50,6 +51,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     admin_api_key: str
     model_names: tuple[str, ...] = ("default",)
     internal_token: str | None = None
+    channel_token: str | None = None
+    channel_models: dict[str, str] = {}
     born: str = ""
 
     def __repr__(self) -> str:

@@ -26,6 +26,7 @@ from areal.proxy.callers import Callers
 from areal.proxy.control import ControlRoutes
 from areal.proxy.dialects import dialects
 from areal.proxy.dialects.base import CountsTokens, Dialect
+from areal.proxy.model_list import model_list
 from areal.proxy.model_routes import HOLD_S, PING_S, CountRoute, ModelRoute
 from areal.proxy.recorder import Generates, Recorder
 from areal.proxy.sessions import SessionPolicy, Sessions
@@ -40,7 +41,8 @@ PREFIXES = ("", "/v1", "/v1/v1", "/gateway", "/gateway/v1", "/gateway/v1/v1")
 
 @dataclass(frozen=True, slots=True)
 class ProxyParts:
-    """What a proxy is made of. max_context: tokens of prompt + output. policy_names: names that mean the policy.
+    """What a proxy is made of. max_context: tokens of prompt + output. policy_names: names that mean the policy;
+    upstream_names: those of the channel, which the gateway answers.
 
     closing_bound_s: how long calls in flight may go on after end_session. clock: seconds since the epoch, the same as the store's.
     hold_s, ping_s: how long a stream's headers wait for the first token, and the pause between keep-alive comments."""
@@ -56,6 +58,7 @@ class ProxyParts:
     seed: int = 1
     eval_temperature: float = 0.0
     policy_names: tuple[str, ...] = ("default",)
+    upstream_names: frozenset[str] = frozenset()
     on_session_end: Callable[[str], None] = field(default=lambda _: None)  # for example Router.forget
     clock: Callable[[], float] = time.time
     closing_bound_s: float = 10.0
@@ -97,6 +100,7 @@ def build_proxy(parts: ProxyParts) -> Proxy:
         sampling=parts.agent.sampling,
         eval_temperature=parts.eval_temperature,
         policy_names=frozenset(parts.policy_names),
+        upstream_names=parts.upstream_names,
     )
     callers = Callers(parts.store, sessions, parts.keys, worker=parts.worker, agent=parts.agent)
     handlers = _model_routes(parts, callers, recorder)
@@ -134,7 +138,7 @@ def _model_routes(parts: ProxyParts, callers: Callers, recorder: Recorder) -> di
 
 def _add_probes(app: Application, parts: ProxyParts, sessions: Sessions, callers: Callers, recorder: Recorder) -> None:
     """What clients ask before and beside model calls."""
-    models = _models(parts.policy_names)
+    models = model_list(("default", *parts.policy_names))
 
     async def list_models(scope: Scope, receive: Receive, send: Send) -> None:
         callers.probes(scope["headers"])
@@ -159,22 +163,3 @@ def _add_probes(app: Application, parts: ProxyParts, sessions: Sessions, callers
         add_route(app, f"{prefix}/models/{{name:path}}", one_model, ["GET"])
         add_route(app, prefix or "/", hello, ["GET"])
         add_route(app, f"{prefix}/api/hello", hello, ["GET"])
-
-
-def _models(names: tuple[str, ...]) -> dict[str, Any]:
-    """The list in a shape that the OpenAI and the Anthropic SDK both read."""
-    created = int(time.time())
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
-    data = [
-        {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "areal",
-            "type": "model",
-            "display_name": name,
-            "created_at": stamp,
-        }
-        for name in dict.fromkeys(("default", *names))
-    ]
-    return {"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}

@@ -8,13 +8,12 @@
    the call starts a new branch, and the reason is stored (plan.py). 2. n choices are sampled; stop texts abort the backend.
 3. each choice is in the store before its closing event is emitted. A call that is cancelled (the client hung up, the session
    ends) or that fails in mid-stream closes its backend stream at once and leaves its tokens in the store, tagged aborted. Errors:
-   BadRequest, ContextOverflow, NotFound (previous answer), BackendError, BackendTimeout, StoreError. Used by model_routes.py.
+   BadRequest, ContextOverflow, Forbidden (an upstream model), NotFound (previous answer), BackendError, BackendTimeout, StoreError. Used by model_routes.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import hashlib
 import logging
 import time
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from areal.base.errors import ArealError, BackendError, ContextOverflow, NotFound, StoreError
+from areal.base.errors import ArealError, BackendError, ContextOverflow, Forbidden, NotFound, StoreError
 from areal.base.types import (
     FinishReason,
     Fork,
@@ -39,6 +38,7 @@ from areal.base.types import (
 from areal.chat.base import Renderer
 from areal.chat.deltas import call_id
 from areal.config.rollout import GenerationConfig, SamplingOwner
+from areal.inference.upstream.names import nearly_upstream, no_such_model
 from areal.proxy.conversation import Conversation
 from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Event, Started
 from areal.proxy.divergence import Divergence
@@ -51,7 +51,6 @@ _log = logging.getLogger("areal.proxy")
 
 LONG_PROMPT = 16_384  # characters; from here on rendering leaves the event loop to the other streams
 LONG_REQUEST = 65_536  # bytes, of many short messages or of large tools; likewise
-UPSTREAM_NAMES = ("reward_model", "judge_model")
 
 Emit = Callable[[Event], Awaitable[None]]
 
@@ -94,7 +93,7 @@ class Recorder:
     """Runs and records model calls. One event loop, any number of calls at once.
 
     max_context: most tokens of prompt + output the backend takes. eval_temperature: of eval sessions whose client names
-    none (0 = greedy). policy_names: model names that mean the policy."""
+    none (0 = greedy). policy_names: model names that mean the policy; upstream_names: those of the channel."""
 
     def __init__(
         self,
@@ -108,6 +107,7 @@ class Recorder:
         sampling: SamplingOwner = "client",
         eval_temperature: float = 0.0,
         policy_names: frozenset[str] = frozenset(),
+        upstream_names: frozenset[str] = frozenset(),
     ) -> None:
         self._store = store
         self._renderer = renderer
@@ -118,6 +118,7 @@ class Recorder:
         self._owner = sampling
         self._eval_temperature = eval_temperature
         self._policy_names = policy_names | {"default"}
+        self._upstream_names = upstream_names
 
     async def answer(
         self, live: LiveSession, call: ModelCall, id_prefix: str, emit: Emit, request_id: str = ""
@@ -308,13 +309,16 @@ class Recorder:
         )
 
     def check_model(self, name: str) -> None:
-        """A misspelt reward_model must not be answered by the policy it is meant to judge (settled 16). Raises NotFound."""
-        plain = name.strip().lower().replace("-", "_").replace(" ", "_")
-        meant = () if name in self._policy_names else difflib.get_close_matches(plain, UPSTREAM_NAMES, 1, 0.8)
-        if meant:
-            raise NotFound(
-                f"there is no model {name[:80]!r} here; {meant[0]} is served by the gateway if model_routing.{meant[0]} is configured"
+        """A misspelt reward_model must not be answered by the policy it is meant to judge, nor the policy ask its judge (settled 16).
+        Raises NotFound, Forbidden."""
+        if name in self._upstream_names:
+            raise Forbidden(
+                f"this key may not ask {name[:80]}, which may be what scores it; ask with the internal token (rollout.agent.internal_token), "
+                "or let the run ask it (rollout.agent.reward_source)"
             )
+        meant = None if name in self._policy_names else nearly_upstream(name)
+        if meant is not None:
+            raise NotFound(no_such_model(name, meant))
 
     def _is_side_request(self, live: LiveSession, call: ModelCall) -> bool:
         policy = live.conversation.policy

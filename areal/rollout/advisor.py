@@ -1,11 +1,11 @@
 """The [speed] line: what a run measures of itself, what generating and training side by side gains by that, and what to change.
 
     advisor = SpeedAdvisor(store.reading, gate, metrics, generating=0.5, training=0.5)
-    advisor.trained(seconds)                  # once per step: training and publishing
+    advisor.trained(seconds, groups=4)        # once per step: training and publishing
     await advisor.report_if_due(step)         # every EVERY steps; report(step) at the end
 
 Durations are those of the sessions that ended well in the last EVERY steps, stale ones included, from their start to their end: what
-was trained alone would miss the longest. slots is the most that ran at once. A sentence follows the line when what it says is
+was trained alone would miss the longest. A step has as many as one of those had in the mean. slots is the most that ran at once. A sentence follows the line when what it says is
 new. The formula, its source and its limits: speed.py, docs/speed.md. Used by train.py and benchmarks/async.py.
 """
 
@@ -55,13 +55,15 @@ class SpeedAdvisor:
         self._training = training
         self._clock = clock
         self._seconds: deque[float] = deque(maxlen=EVERY)
+        self._groups: deque[int] = deque(maxlen=EVERY)
         self._ends: deque[float] = deque([clock()], maxlen=EVERY + 1)
         self._said = ""
         self._reported = -1
 
-    def trained(self, seconds: float) -> None:
-        """A step was trained and published, which took so long."""
+    def trained(self, seconds: float, *, groups: int) -> None:
+        """A step of so many groups was trained and published, which took so long."""
         self._seconds.append(seconds)
+        self._groups.append(groups)
         self._ends.append(self._clock())
 
     async def report_if_due(self, step: int) -> None:
@@ -87,7 +89,8 @@ class SpeedAdvisor:
     async def measure(self) -> Measured | None:
         """Of the last EVERY steps; None until as many sessions have ended as one step trains."""
         limits, since = self._gate.limits, self._ends[0]
-        per_step = limits.batch_groups * limits.n_samples
+        groups = round(sum(self._groups) / len(self._groups)) if self._groups else limits.batch_groups
+        per_step = groups * limits.n_samples
         newest = await self._reading.recent((EVERY + limits.max_lag + 1) * per_step)
         now = self._clock()
         spans = [

@@ -1,6 +1,6 @@
 """What is trained next: full groups, oldest first, with every trained token's age checked again.
 
-    batcher = Batcher(queue, gate, training, batch_groups=8, stale="drop")
+    batcher = Batcher(queue, gate, training, batch_groups=8, most_groups=16, stale="drop")
     batch = await batcher.next_batch()     # waits; says in the log what it waits for
     batch.groups, batch.lag_max, batch.reward
 
@@ -9,7 +9,8 @@ tokens (settled 19), `wait` lets no running group grow too old: the step waits f
 (patience.py; docs/staleness.md). A session is judged by its oldest *trained* token. Every loss is counted with its reason, and
 said with its task. The batch is sorted by task so that the same groups make the same step whatever order they came in (settled 17).
 With `informative` (dynamic sampling) a group that it finds to say nothing is dropped as zero_variance and its slot opens (T060).
-A surplus stays in the store for the next step (T062). From the moment a batch is returned its step owns its groups: until then a session
+A step begins when `batch_groups` groups are there and takes what is finished, up to `most_groups`; a
+surplus stays in the store for the next step (T062). From the moment a batch is returned its step owns its groups: until then a session
 can still be excluded, and is not in it.
 """
 
@@ -51,17 +52,21 @@ class Batcher:
         training: TrainingStore,
         *,
         batch_groups: int,
+        most_groups: int | None = None,
         stale: Literal["drop", "mask", "wait"],
         wait_s: float = 600.0,
         informative: Callable[[Group], bool] | None = None,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """clock: seconds; None = the event loop's."""
+        """batch_groups: the fewest that begin a step. most_groups: the most that it takes; None = exactly batch_groups, and at lag 0 in
+        any case: a sequential loop makes each step of what its weights sampled, also where a recovery hands several steps' worth back.
+        clock: seconds; None = the event loop's."""
         self._queue = queue
         self._gate = gate
         self._training = training
         self._batch_groups = batch_groups
+        self._most_groups = batch_groups if most_groups is None or gate.limits.max_lag == 0 else most_groups
         self._stale = stale
         self._wait_s = wait_s
         self._informative = informative
@@ -78,7 +83,8 @@ class Batcher:
         )  # the members of the batch that was refused last
 
     async def next_batch(self) -> Batch:
-        """Wait for batch_groups groups that are fresh enough, and for what must not be left behind; returns the most urgent."""
+        """Wait for batch_groups groups that are fresh enough, and for what must not be left behind; returns the most urgent, up to
+        most_groups of them."""
         said = self._clock()
         while (batch := await self.poll()) is None:
             if self._clock() - said > SAY_S:
@@ -102,7 +108,7 @@ class Batcher:
             self._held_since = self._clock()
         if len(fresh) < self._batch_groups or (self._held and self._waited() < self._wait_s):
             return None
-        batch = await self._taken([one for _, one in fresh[: self._batch_groups]])
+        batch = await self._taken([one for _, one in fresh[: self._most_groups]])
         if batch is not None:
             self._tell(batch)
             self._dropped.clear()
@@ -121,9 +127,9 @@ class Batcher:
         }  # it may have ended between the two looks
         protected = [one for one in running if one.task_id in self._debts and one.id not in finished]
         last = [step for step, _ in fresh[:owed]]
-        left = [one.opened_at + self._gate.limits.max_lag for one in protected] + last[self._batch_groups :]
+        left = [one.opened_at + self._gate.limits.max_lag for one in protected] + last[self._most_groups :]
         held = held_by(
-            current=self._gate.current.step, size=self._batch_groups, taken=last[: self._batch_groups], left=left
+            current=self._gate.current.step, size=self._most_groups, taken=last[: self._most_groups], left=left
         )
         return [protected[index] for index in held if index < len(protected)]
 
@@ -190,9 +196,10 @@ class Batcher:
             return
         counts = await self._training.counts()
         lost = ", ".join(f"{reason} {number}" for reason, number in sorted(counts.dropped.items()))
+        unscored = f", {counts.awaiting_reward} waiting for their reward" if counts.awaiting_reward else ""
         self._say(
             f"waiting for {_number(self._batch_groups - self._finished, 'more group')}; "
-            f"{_number(counts.running_sessions, 'session')} running, slots {counts.free_slots}"
+            f"{_number(counts.running_sessions, 'session')} running{unscored}, slots {counts.free_slots}"
             f"{f'; groups dropped so far: {lost}' if lost else ''}"
         )
 

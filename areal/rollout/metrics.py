@@ -15,6 +15,7 @@ for name, combine, description in (
     ("queue", "last", "finished groups waiting to be trained"),
     ("slots", "last", "groups that may open now"),
     ("running", "last", "sessions running now"),
+    ("awaiting_reward", "last", "sessions that have ended and wait for the run's reward source"),
     ("version", "last", "label of the weights that are served now"),
 ):
     declare(f"rollout/{name}", combine, description)  # type: ignore[arg-type]
@@ -72,8 +73,8 @@ for name, combine, description in (
 ):
     declare(f"train/{name}", combine, description)  # type: ignore[arg-type]
 
-declare("throughput/samples_per_second", "sum", "trained sessions per second since the step before")
-declare("throughput/tokens_per_second", "sum", "sampled tokens of trained sessions per second since the step before")
+declare("throughput/samples_per_second", "sum", "trained sessions per second over the last log_interval steps")
+declare("throughput/tokens_per_second", "sum", "sampled tokens of trained sessions per second over the same")
 
 declare(
     "checkpoint/held_seconds",

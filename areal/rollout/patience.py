@@ -23,7 +23,7 @@ def held_by(*, current: int, size: int, taken: Sequence[int], left: Sequence[int
     """Which of `left` the step must wait for, as indices; empty if it may begin.
 
     taken, left: the last steps of the groups that the step would train, and of those that would stay behind; of protected
-    groups alone. size: groups per step. What is beyond saving (last step < current) is not waited for."""
+    groups alone. size: the most groups of a step. What is beyond saving (last step < current) is not waited for."""
     order = sorted((last, index) for index, last in enumerate(left) if last >= current)
     for position, (last, _) in enumerate(order):
         late = position + 1 - (last - current) * size

@@ -1,9 +1,13 @@
 """The [rollout] line: every batch worth of finished groups, as it is completed, whatever training does meanwhile.
 
-    async with RolloutReporter(store, gate, metrics, on_counts=progress.counts): ...
+    async with RolloutReporter(store, gate, metrics, on_counts=progress.counts) as reporter:
+        await reporter.catch_up()        # a batch was taken: the lines of what is in it stand before that of its step
+        reporter.trained(step)           # its [train] line is written
 
-Step k is printed when the groups of batch k are complete, so the printed steps run ahead of [train] by at most lag + 1.
-Its numbers are derived from store rows and stand in metrics.jsonl too. Used by train.py.
+A line tells of the groups that have finished since the line before: batch_groups of them, the fewest that begin a step. Line k is
+there by the time that step k is trained, and never more than the lag before that, so the printed steps run ahead of [train] by at
+most lag + 1. Where steps take more groups than that, or groups are dropped, more is generated than lines may be printed: the line that
+had to wait tells of all of it. Its numbers are derived from store rows and stand in metrics.jsonl too. Used by train.py.
 """
 
 from __future__ import annotations
@@ -34,18 +38,28 @@ class RolloutReporter:
         metrics: MetricsFile,
         *,
         on_counts: Callable[[Counts], None],
+        trains: bool = True,
     ) -> None:
+        """trains: False where no [train] line will ever come, so that no line waits for one."""
         self._store = store
         self._gate = gate
         self._metrics = metrics
         self._on_counts = on_counts
         self._log = Log("rollout")
         self._task: asyncio.Task[None] | None = None
-        self._full_said = False
+        self._full_said = self._waits_said = False
+        self._looking = asyncio.Lock()
+        self._trains = trains
+        self._next = gate.current.step  # the step whose [train] line comes next
         self._reported = 0  # groups whose line was written
         self._step = 0  # of the next line
 
     async def __aenter__(self) -> Self:
+        self._warn_of_a_queue_that_never_fills()
+        before = await self._store.training.counts()
+        batches, begun = divmod(before.accepted, self._gate.limits.batch_groups)  # an earlier life told of whole ones
+        self._reported = _completed(before) - begun
+        self._step = self._gate.current.step + batches
         self._task = asyncio.create_task(self._watch(), name="rollout-report")
         return self
 
@@ -56,31 +70,38 @@ class RolloutReporter:
                 await self._task
 
     async def _watch(self) -> None:
-        size = self._gate.limits.batch_groups
-        self._warn_of_a_queue_that_never_fills()
-        before = await self._store.training.counts()
-        self._reported = _completed(before)
-        self._step = self._gate.current.step + before.accepted // size
-        said = False
         while True:
             await asyncio.sleep(POLL_S)
+            await self.catch_up()
+
+    def trained(self, step: int) -> None:
+        """The [train] line of this step is written."""
+        self._next = step + 1
+
+    async def catch_up(self) -> None:
+        """Write every line whose time has come. A store that cannot be read now is said once: the lines are made up for."""
+        async with self._looking:
             try:
-                await self._look(size)
-                said = False
-            except (
-                StoreError
-            ) as error:  # a server that is away, a lock held for long: it passes, and the lines are made up for
-                if not said:
+                await self._look(self._gate.limits.batch_groups)
+                self._waits_said = False
+            except StoreError as error:  # a server that is away, a lock held for long: it passes
+                if not self._waits_said:
                     warn("Rollout", f"the [rollout] lines wait: {error}")
-                said = True
+                self._waits_said = True
 
     async def _look(self, size: int) -> None:
         now = await self._store.training.counts()
         self._on_counts(now)
         self._warn_when_full(now)
-        while _completed(now) - self._reported >= size:
-            self._line(self._step, await self._store.reading.finished(self._reported, size), now)
-            self._reported, self._step = self._reported + size, self._step + 1
+        while (unsaid := _completed(now) - self._reported) >= size:
+            room = (
+                self._next + self._gate.limits.max_lag - self._step if self._trains else unsaid
+            )  # lines after this one
+            if room < 0:
+                return
+            groups = size if room else unsaid
+            self._line(self._step, await self._store.reading.finished(self._reported, groups), now)
+            self._reported, self._step = self._reported + groups, self._step + 1
 
     def _line(self, step: int, batch: Finished, now: Counts) -> None:
         limits = self._gate.limits
@@ -92,7 +113,7 @@ class RolloutReporter:
             "slots": now.free_slots,
             "running": now.running_sessions,
             "version": self._gate.current.label,
-        }
+        } | ({"awaiting_reward": now.awaiting_reward} if limits.scored else {})
         bounds = {"queue": queue_bound(limits), "slots": most_running(limits)}
         shown = {name: f"{value}/{bounds[name]}" if name in bounds else value for name, value in numbers.items()}
         self._log.line(step=step, **shown)

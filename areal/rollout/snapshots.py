@@ -2,7 +2,7 @@
 
     snapshots = Snapshots(folder.checkpoints, nets, schedules, keep=2, origin=start.origin, found=start.found, metrics=metrics)
     async with snapshots:
-        await snapshots.save_if_due(version)           # after a step; returns as soon as a copy of the state is in memory
+        await snapshots.save_if_due(version, groups)   # after a step, which trained so many; returns as soon as a copy of the state is in memory
         await snapshots.save(version)                  # at the end: waits until it is on disk
 
 `saver` keeps models for people, `recover` what the run itself goes on from; one folder serves both where both are due. One is
@@ -47,22 +47,22 @@ Purpose = Literal["saver", "recover"]
 
 @dataclass(slots=True)
 class Schedule:
-    """When one kind is due; any of the three. epoch_steps: steps of one pass over the tasks, may be broken; 0 without a data set."""
+    """When one kind is due; any of the three. epoch_groups: groups of one pass over the tasks; 0 without a data set."""
 
     freq_steps: int | None = None
     freq_epochs: int | None = None
     freq_secs: float | None = None
-    epoch_steps: float = 0.0
+    epoch_groups: int = 0
     since: float = field(default_factory=time.monotonic)  # of the last save that was begun
 
-    def due(self, step: int, now: float) -> bool:
-        """After `step` trained steps, at `now` (time.monotonic)."""
+    def due(self, step: int, now: float, *, trained: int = 0, before: int = 0) -> bool:
+        """After `step` trained steps, at `now` (time.monotonic). trained: groups, those of this step too. before: without those."""
         by_steps = bool(self.freq_steps) and step % (self.freq_steps or 1) == 0
         by_time = self.freq_secs is not None and now - self.since >= self.freq_secs
-        return by_steps or by_time or self._passes(step) > self._passes(step - 1)
+        return by_steps or by_time or self._passes(trained) > self._passes(before)
 
-    def _passes(self, step: int) -> int:
-        return int(step / (self.epoch_steps * self.freq_epochs)) if self.freq_epochs and self.epoch_steps else 0
+    def _passes(self, groups: int) -> int:
+        return groups // (self.epoch_groups * self.freq_epochs) if self.freq_epochs and self.epoch_groups else 0
 
 
 class Snapshots:
@@ -77,14 +77,17 @@ class Snapshots:
         keep: int | None,
         origin: Mapping[str, str],
         found: Snapshot | None = None,
+        trained: int = 0,
         metrics: MetricsFile | None = None,
     ) -> None:
+        """trained: groups that the steps up to now have trained; which pass over the tasks the run is in follows from it."""
         self._folder = folder
         self._nets = nets
         self._schedules = schedules
         self._keep = keep
         self._origin = origin
         self._metrics = metrics
+        self._trained = trained
         self._in_use = found.path if found else None  # servers and ranks were started from it
         self._last = found
         self._writing: asyncio.Task[None] | None = None
@@ -99,10 +102,16 @@ class Snapshots:
             with suppress(asyncio.CancelledError, ArealError):  # the block ends for a reason of its own
                 await self._writing
 
-    async def save_if_due(self, version: Version) -> None:
-        """Begin to save the state that made `version`, for whatever is due."""
-        now = time.monotonic()
-        if due := [purpose for purpose, schedule in self._schedules.items() if schedule.due(version.step, now)]:
+    async def save_if_due(self, version: Version, groups: int) -> None:
+        """Begin to save the state that made `version`, for whatever is due. groups: how many its step trained."""
+        now, before = time.monotonic(), self._trained
+        self._trained += groups
+        due: list[Purpose] = [
+            purpose
+            for purpose, schedule in self._schedules.items()
+            if schedule.due(version.step, now, trained=self._trained, before=before)
+        ]
+        if due:
             await self._begin(version, due)
 
     async def save(self, version: Version) -> None:

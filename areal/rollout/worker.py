@@ -33,6 +33,7 @@ from areal.config.backend_spec import parse_backend
 from areal.config.run import RunConfig
 from areal.inference import connect
 from areal.inference.router import Router
+from areal.inference.upstream.routes import upstream_names
 from areal.proxy.app import Proxy, ProxyParts, build_proxy
 from areal.rollout.agent_runs import AgentRuns
 from areal.rollout.servers import InService
@@ -108,6 +109,7 @@ async def _proxy(router: Router, job: WorkerJob, config: RunConfig, store: Store
             seed=config.seed,
             eval_temperature=config.evaluator.temperature,
             policy_names=tuple(job.policy_names),
+            upstream_names=upstream_names(config.api_gateway, config.model_routing),
             on_session_end=router.forget,
         )
     )

@@ -45,8 +45,8 @@ def tightest(limits: Limits, running: int, accepted: int) -> Bound:
 
 
 def free_groups(limits: Limits, running: int, accepted: int) -> int:
-    """Groups that may open now; never negative (a recovery can hand back more groups than the lag allows)."""
-    return max(0, tightest(limits, running, accepted).free)
+    """Groups that may open now; never negative (a recovery can hand back more groups than the lag allows), none while they are held."""
+    return 0 if limits.held else max(0, tightest(limits, running, accepted).free)
 
 
 def most_running(limits: Limits) -> int:

@@ -28,7 +28,8 @@ class Line:
     """A session as the books see it. group_id: empty for evaluation. accepted, consumed_step, group_drop_reason: its group's.
 
     version: the label that the consuming step made. drop_reason: its own or its group's, empty where there is none. recorded: from
-    its interactions. account: what a step said of it, "" = trained, else the reason it is masked for."""
+    its interactions. awaits_reward: it has ended, and the run's reward source has not rewarded it yet. account: what a step said of it,
+    "" = trained, else the reason it is masked for."""
 
     session_id: str
     group_id: str
@@ -40,6 +41,7 @@ class Line:
     group_drop_reason: str
     rewarded: bool
     recorded: Share
+    awaits_reward: bool = False
     account: Mapping[str, Share] = field(default_factory=dict)
 
 
@@ -67,7 +69,8 @@ UNITS = tuple(Amounts.__dataclass_fields__)
 @dataclass(frozen=True, slots=True)
 class Balance:
     """See the module. waiting: in finished groups that no published step has trained yet. open: in groups that still fill or run, and
-    in sessions that run on although their group went ahead. rewarded, unrewarded: ended training sessions with and without any reward.
+    in sessions that run on although their group went ahead. awaiting_reward: the part of `open` that has ended and waits for its reward.
+    rewarded, unrewarded: ended training sessions with and without any reward, but for those that wait for it.
     trained_by_version: trained tokens by the label of the weights that their step made."""
 
     recorded: Amounts
@@ -76,6 +79,7 @@ class Balance:
     dropped: Mapping[str, Amounts]
     waiting: Amounts
     open: Amounts
+    awaiting_reward: Amounts
     evaluation: Amounts
     rewarded: int
     unrewarded: int
@@ -126,7 +130,9 @@ class _Books:
             self._add(("evaluation", ""), tokens, interactions, 1)
             return
         self._add(("recorded", ""), tokens, interactions, 1)
-        if not line.running:
+        if line.awaits_reward:
+            self._enter_awaiting(line)
+        elif not line.running:
             self._rewarded += line.rewarded
             self._unrewarded += not line.rewarded
         if line.group_id != self._group:
@@ -149,6 +155,7 @@ class _Books:
             dropped=self._reasons("dropped"),
             waiting=self._sum("waiting"),
             open=self._sum("open"),
+            awaiting_reward=self._sum("awaiting"),
             evaluation=self._sum("evaluation"),
             rewarded=self._rewarded,
             unrewarded=self._unrewarded,
@@ -190,6 +197,11 @@ class _Books:
         if line.group_drop_reason:
             fate = ("dropped", line.group_drop_reason)
         self._add(fate, 0, 0, 0, 1)
+
+    def _enter_awaiting(self, line: Line) -> None:
+        self._add(("awaiting", ""), line.recorded.tokens, line.recorded.interactions, 1)
+        if line.running or line.drop_reason or line.accepted:
+            self._blame(line, "waits for its reward although it runs, is dropped, or its group was complete without it")
 
     def _enter_consumed(self, line: Line) -> None:
         """Of a group that a step has trained: what that step said of this session."""
@@ -240,6 +252,7 @@ def _counts_that_differ(books: Balance, running: int, counts: Counts) -> list[st
         "trained groups": (counts.consumed, books.trained.groups),
         "dropped groups": (sum(counts.dropped.values()), sum(own.groups for own in books.dropped.values())),
         "running sessions": (counts.running_sessions, running),
+        "sessions that wait for their reward": (counts.awaiting_reward, books.awaiting_reward.sessions),
     }
     return [
         f"the store counts {counted} {what}, its sessions and groups make {entered}"

@@ -90,7 +90,7 @@ class SessionSummary:
 
     drop_reason: why it is never trained, empty where it may be. account: tokens by the reason they are masked for, "" = trained;
     empty until a step has trained the session.
-    fate: running · waiting for its group · accepted · in step N · trained at step N · dropped (REASON) · evaluation; then
+    fate: running · waiting for its reward · waiting for its group · accepted · in step N · trained at step N · dropped (REASON) · evaluation; then
     ", content deleted" where it was.
     """
 
@@ -147,7 +147,7 @@ class SessionStore(Protocol):
         ...
 
     async def end(self, session_id: str, ending: Ending) -> Session:
-        """End a running session; ending an ended one changes nothing and returns it as it is."""
+        """End a running session; under Limits.scored it may now wait for its reward (RewardStore). Ending an ended one changes nothing and returns it as it is."""
         ...
 
     async def exclude(self, session_id: str, because: str = "", *, delete: bool = False) -> Session:
@@ -234,6 +234,30 @@ class TrainingStore(Protocol):
 
     async def counts(self) -> Counts:
         """Everything, on one snapshot. Sums tokens over the whole run (tens of ms beside 100 000 sessions)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unrewarded:
+    """A session that has ended well and waits for its reward. closed: its group waits for no session that still runs, so that all of it
+    can be compared; always so for evaluation."""
+
+    session: Session
+    closed: bool
+
+
+class RewardStore(Protocol):
+    """Rewards that come after the end, from the run's own reward source (Limits.scored); the controller's alone."""
+
+    async def waiting(self) -> tuple[Unrewarded, ...]:
+        """Those that wait, in the order in which they ended."""
+        ...
+
+    async def write(self, verdicts: Mapping[str, Mapping[str | None, float] | None]) -> tuple[str, ...]:
+        """One transaction: session id -> its rewards by interaction id (None = the last finished one, with all its choices), or None where
+        there will be none, which drops it as reward_failed. A session that does not wait (any more) stays as it is, so the same call again
+        changes nothing. Their groups are settled. Returns the sessions that took theirs. Raises BadRequest for a reward that is no
+        number, NotFound for one of an answer that the session has not."""
         ...
 
 
@@ -324,6 +348,7 @@ class Store(Protocol):
 
     sessions: SessionStore
     training: TrainingStore
+    rewards: RewardStore
     registry: Registry
     reading: Reading
     upkeep: Upkeep

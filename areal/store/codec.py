@@ -4,7 +4,7 @@
     same = decode({**facts, **recording}, session_id)
 
 Token arrays are raw little-endian bytes (int32 ids and versions, float32 log-probs and masses, one byte per mask entry); messages,
-reply, tools and sampling are JSON; what is large and shrinks is kept as zstd (packing.py). An old row stays readable: a field that a
+reply, tools and sampling are JSON; what shrinks is kept smaller (packing.py). An old row stays readable: a field that a
 later release adds to a noun has a default there, and a field that it drops is skipped here. Layout changes beyond that are migrations
 (sql/schema.py). No I/O.
 """

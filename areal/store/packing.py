@@ -6,7 +6,7 @@
 What real agents send again with every call (tools, messages, prompt ids) shrinks to 40 % or less, for about as much time as writing it
 twice would take (log and file); columns below LEAST bytes are left as they are, so a short answer costs nothing. Log-probs are never
 packed: their mantissas are noise (95 to 97 % of their size remains). Ids are laid out byte by byte, all low bytes first: zstd then takes a
-third of the time for the same size. One file of a run may hold rows of both kinds. Bounded both ways: no column above LARGEST is
+third of the time for the same size. A column that repeats one value, as versions and masses nearly always do, is kept as that value. One file of a run may hold rows of both kinds. Bounded both ways: no column above LARGEST is
 packed, none is unpacked beyond it. Used by codec.py. No I/O.
 """
 
@@ -23,7 +23,9 @@ from areal.base.errors import StoreError
 LEAST = 2048  # bytes of an array, characters of the texts
 LARGEST = 2**28  # bytes of a column; a request body has 2**25 unless rollout.agent.max_body_bytes says more
 WORTH = 0.9  # of its size, that a packed column may have
-ARRAYS = ("prompt_ids", "token_ids", "versions", "kept_mass")  # of 4 bytes a value
+ARRAYS = ("prompt_ids", "token_ids", "versions", "kept_mass")  # of VALUE bytes a value
+VALUE = 4
+REPEAT = ("versions", "kept_mass")  # of these, where they are one value
 TEXTS = ("messages", "tools")
 
 _COMPRESSOR = zstd.ZstdCompressor(
@@ -32,11 +34,17 @@ _COMPRESSOR = zstd.ZstdCompressor(
 
 
 def pack(recording: dict[str, Any]) -> None:
-    """Replace the columns of a recording that are worth it. "packed" names the arrays that are zstd frames; "texts" is messages and
-    tools as one of them, None where they stand in their own columns."""
+    """Replace the columns of a recording that are worth it. "packed" names the arrays that are zstd frames, and with `NAME*COUNT` those
+    that are one value; "texts" is messages and tools as one frame, None where they stand in their own columns."""
     packed = []
     for name in ARRAYS:
-        frame = _packed(recording[name], values=True)
+        plain = recording[name]
+        count = len(plain) // VALUE
+        if name in REPEAT and count > 1 and len(plain) <= LARGEST and plain == plain[:VALUE] * count:
+            recording[name] = plain[:VALUE]
+            packed.append(f"{name}*{count}")
+            continue
+        frame = _packed(plain, values=True)
         if frame is not None:
             recording[name] = frame
             packed.append(name)
@@ -51,9 +59,13 @@ def pack(recording: dict[str, Any]) -> None:
 def unpack(row: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays and texts that `pack` was given. Raises StoreError for a frame that is damaged or larger than any that was packed."""
     columns = {name: row[name] for name in (*ARRAYS, *TEXTS)}
-    for name in row["packed"].split():
-        plain = np.frombuffer(_plain(row[name], name), np.uint8)
-        columns[name] = plain.reshape(4, -1).T.tobytes()
+    for entry in row["packed"].split():
+        name, repeated, count = entry.partition("*")
+        if repeated:
+            columns[name] = _repeated(row[name], name, int(count))
+        else:
+            plain = np.frombuffer(_plain(row[name], name), np.uint8)
+            columns[name] = plain.reshape(VALUE, -1).T.tobytes()
     if row["texts"] is not None:
         columns.update(zip(TEXTS, _plain(row["texts"], "texts").decode().split("\n"), strict=True))
     return columns
@@ -63,9 +75,18 @@ def _packed(plain: bytes, *, values: bool) -> bytes | None:
     if not LEAST <= len(plain) <= LARGEST:
         return None
     frame = _COMPRESSOR.compress(
-        np.frombuffer(plain, np.uint8).reshape(-1, 4).T.tobytes() if values else plain, zstd.ZstdCompressor.FLUSH_FRAME
+        np.frombuffer(plain, np.uint8).reshape(-1, VALUE).T.tobytes() if values else plain,
+        zstd.ZstdCompressor.FLUSH_FRAME,
     )
     return frame if len(frame) <= WORTH * len(plain) else None
+
+
+def _repeated(value: bytes, name: str, count: int) -> bytes:
+    if len(value) != VALUE or not 1 < count <= LARGEST // VALUE:
+        raise StoreError(
+            f"a record's {name} are damaged ({count} times {len(value)} bytes); restore a copy of the store"
+        )
+    return value * count
 
 
 def _plain(frame: bytes, name: str) -> bytes:

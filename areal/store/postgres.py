@@ -93,7 +93,8 @@ class PostgresEngine:
             raise
         return connection
 
-    def begin_write(self, connection: Connection) -> None:
+    def begin_write(self, connection: Connection, before_waiting: Callable[[], None] = lambda: None) -> None:
+        before_waiting()
         connection.execute(f"BEGIN; SELECT pg_advisory_xact_lock({self._lock})")
 
     def begin_read(self, connection: Connection) -> None:

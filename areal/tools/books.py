@@ -50,7 +50,10 @@ def as_table(books: Balance) -> str:
     rows = rows_of(books)
     width = max(map(len, [*rows, "sum of the above"]))
     lines = [" " * width + "".join(f"{unit:>14}" for unit in UNITS)]
-    lines += [_line(name, own, width) for name, own in rows.items() if name != "evaluation"]
+    for name, own in rows.items():
+        lines += [_line(name, own, width)] if name != "evaluation" else []
+        if name == "open" and books.awaiting_reward.sessions:
+            lines[-1] += f"   ({books.awaiting_reward.sessions:,} of these sessions wait for their reward)"
     total = books.total
     marks = ["=" if getattr(total, unit) == getattr(books.recorded, unit) else "≠" for unit in UNITS]
     cells = (f"{f'{mark} {getattr(total, unit):,}':>14}" for unit, mark in zip(UNITS, marks, strict=True))

@@ -26,9 +26,10 @@ from typing import Any, Literal
 import msgspec
 
 from areal.base.errors import ArealError
-from areal.base.metrics import MetricsTable, read_metrics
+from areal.base.metrics import MetricsTable
 from areal.base.types import Counts, Limits, Version
 from areal.cluster.process_tree import members
+from areal.cluster.run_folder import RunFolder
 from areal.cluster.run_lock import Holder, holder
 from areal.config.recorded import Recorded
 from areal.engine.checkpoint_files import checkpoints, looks_whole
@@ -84,7 +85,7 @@ async def look(run: Path) -> Status:
     """Raises ConfigError if the folder holds no run, StoreError if its store cannot be read."""
     url = find_store(run)
     config = Recorded.of(run / "config.yaml")
-    metrics = _metrics(run, config)
+    metrics = RunFolder.existing(run).metrics()
     async with await open_store(url, read_only=True) as store:
         held = holder(run)
         counts, limits = await store.training.counts(), await store.training.limits()
@@ -167,14 +168,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if status.faults else 0
 
 
-def _metrics(run: Path, config: Recorded) -> MetricsTable:
-    elsewhere = config.text("stats_logger.log_dir")
-    try:
-        return read_metrics((Path(elsewhere) if elsewhere else run / "logs") / "metrics.jsonl")
-    except FileNotFoundError:
-        return MetricsTable({})
-
-
 def _newest(metrics: MetricsTable, name: str) -> float | None:
     values = metrics.series(name).values
     return values[-1] if values and math.isfinite(values[-1]) else None
@@ -215,6 +208,10 @@ def _waits_for(counts: Counts, limits: Limits | None, version: Version | None) -
     if have == limits.batch_groups:
         return f"training step {version.step}: {there}; {runs}"
     closed = "" if limits.accepting else "; no new sessions are taken, the run drains"
+    if limits.held:
+        closed = f"; no session starts: {limits.held}"
+    if counts.awaiting_reward:
+        runs = f"{runs}, {counts.awaiting_reward} sessions wait for their reward"
     return f"waiting for agents: {there}; {runs}{closed}"
 
 

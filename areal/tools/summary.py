@@ -1,6 +1,6 @@
 """What a run came to: pictures, summary.json and a few lines for the terminal.
 
-    finish(folder, metrics_path, books)     # reward.png, loss.png, summary.json in the run folder
+    finish(folder, books)     # reward.png, loss.png, summary.json in the run folder
 
 The numbers are read back from metrics.jsonl and the store's books, so the summary says what was logged and stored and nothing else.
 """
@@ -8,29 +8,28 @@ The numbers are read back from metrics.jsonl and the store's books, so the summa
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from areal.base.atomic import write_atomic
 from areal.base.logs import announce
-from areal.base.metrics import MetricsTable, read_metrics
+from areal.base.metrics import MetricsTable
 from areal.cluster.run_folder import RunFolder
 from areal.store.balance import Balance
 
 
-def finish(folder: RunFolder, metrics_path: Path, books: Balance) -> dict[str, Any]:
+def finish(folder: RunFolder, books: Balance) -> dict[str, Any]:
     """Draw, write, announce; returns the summary. books: where everything recorded went."""
     from areal.tools.plot_metrics import draw  # brings matplotlib, which a run needs only now
 
-    table = read_metrics(metrics_path)
+    table = folder.metrics()
     summary = summarise(table) | {"checkpoint": _checkpoint(folder), "accounts": msgspec.to_builtins(books)}
     pictures = [
         pair for pair in (("train/reward", "reward.png"), ("train/loss", "loss.png")) if table.series(pair[0]).steps
     ]
     for metric, file in pictures:
-        draw([folder.logs], metric, folder.root / file)
+        draw([folder.root], metric, folder.root / file)
     write_atomic(folder.root / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
     announce("RLTrainer", _sentence(summary))
     announce("RLTrainer", f"{'pictures, ' if pictures else ''}summary.json and the checkpoint are in {folder.root}")

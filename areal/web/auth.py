@@ -28,6 +28,7 @@ from pathlib import Path
 
 from areal.base.atomic import sync_folder
 from areal.base.errors import ConfigError, Forbidden, InvalidKey
+from areal.base.guide import OAUTH
 
 PREFIX = "sk-sess-"
 MODEL_PREFIX = "sk-model-"
@@ -39,6 +40,7 @@ _SIGNING_KEY_BYTES = 32
 _WORKER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_KEY = 512
 _REMEMBERED_KEYS = 4096  # good ones; every request of a session brings its key
+_ANTHROPIC = "sk-ant-"  # keys of theirs, and the OAuth tokens that Claude Code sends where it is logged in
 _IMPLICIT = "implicit"  # in the place of the worker: sessions that opened by themselves may be served by any
 _SEALED = "\0sealed\0"  # keeps seals apart from every text that a key signs
 _MODEL_ONLY = "\0model only\0"  # and these
@@ -96,6 +98,8 @@ class SessionKeys:
         return checked
 
     def _parse(self, key: str) -> SessionKey:
+        if key.startswith(_ANTHROPIC):
+            raise InvalidKey(OAUTH.text())
         prefix, signs = (MODEL_PREFIX, _MODEL_ONLY) if key.startswith(MODEL_PREFIX) else (PREFIX, "")
         parts = key.removeprefix(prefix).split(".") if key.startswith(prefix) and len(key) <= _LONGEST_KEY else []
         if len(parts) != 3 or not key.isascii() or not _WORKER.fullmatch(parts[0]):

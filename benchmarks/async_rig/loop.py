@@ -68,7 +68,7 @@ async def drive(run: Driven, warm_up: int, steps: int) -> Ran:
         await run.train()
         await settle(training, batch)
         await run.publish(batch.group_ids)
-        run.advisor.trained(clock() - begun)
+        run.advisor.trained(clock() - begun, groups=len(batch.groups))
         if step >= warm_up:
             trained += batch.sessions
             lags.append((batch.lag_mean, batch.lag_max))

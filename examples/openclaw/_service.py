@@ -3,6 +3,7 @@
 import json
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any, NoReturn
 
@@ -25,7 +26,13 @@ def call(url: str, path: str, key: str, body: dict[str, Any] | None, timeout_s: 
         except (ValueError, KeyError, TypeError):
             return error.code, f"HTTP {error.code}: {text[:300]}"
     except (OSError, ValueError) as error:
-        die(f"{url} does not answer ({error}); does the service run, and is this its address?")
+        place = urllib.parse.urlsplit(url)
+        reason = getattr(error, "reason", error)
+        die(
+            f"local proxy failed, gateway at {place.netloc or url} not reachable ({reason}): start the service, or see gateway.log for why it "
+            f"ended; if another program has the port (lsof -i:{place.port or 80}), choose another one (rollout.agent.gateway_port) and tell "
+            "the agent"
+        )
 
 
 def say(name: str, value: object, script: bool = False) -> None:

@@ -79,6 +79,27 @@ def test_T096_rows_without_our_fields_merge_by_step(tmp_path: Path) -> None:
     assert read_metrics(path).series("loss").values == [0.0] * 10 + [1.0] * 11
 
 
+def test_seconds_are_those_of_running_on_the_timeline_that_counts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"opening": 1, "step": step, "time": 100.0 + 5 * step, "train/x": 1} for step in range(4)]
+    rows += [{"opening": 2, "step": step, "time": 900.0 + 7 * step, "train/x": 2} for step in (2, 3)]
+    rows += [{"opening": 2, "step": 3, "time": 930.0, "eval/x": 2}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = read_metrics(path)
+    # 5 to the end of step 1; the first row of an opening has no row before it; then 7, and 9 more to the evaluation.
+    assert table.seconds_of("train/x") == [0.0, 5.0, 5.0, 12.0]
+    assert table.seconds_of("eval/x") == [21.0]
+
+
+def test_rows_of_another_run_are_left_out_and_rows_without_a_time_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"run_id": run, "step": step, "train/x": value} for run, value in (("a", 1), ("b", 2)) for step in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[::2] + rows[1::2]))
+    assert read_metrics(path, "a").series("train/x").values == [1, 1, 1]
+    assert read_metrics(path, "b").series("train/x").values == [2, 2, 2]
+    assert all(math.isnan(at) for at in read_metrics(path, "b").seconds_of("train/x"))
+
+
 def test_a_row_cut_by_a_crash_is_counted_and_does_not_swallow_the_next(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricsFile(path, "r") as metrics:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from areal.base.errors import ConfigError
+from areal.base.guide import situation
 from areal.base.redact import redact
 from areal.config.aliases import ALIASES
 from areal.config.command_line import load_command_line, parse
@@ -130,7 +131,9 @@ def test_notes_say_what_wins_and_why_a_run_does_not_overlap(in_fixtures: Path) -
     [wins] = resolve(path, ["train.parallelism.dp=2"]).notes
     assert "async.train_workers=4 wins over train.parallelism.dp=2" in wins
     [alternate] = resolve(path, ["async.staleness_threshold=0"]).notes
-    assert "generation and training alternate" in alternate
+    assert situation("async-lag-0").said_in(alternate)
+    [turns] = resolve(path, ["async.enabled=false"]).notes
+    assert situation("async-off").said_in(turns)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +239,10 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ),
         ((*ONLINE, "rollout.agent.chat_template=no.jinja"), "rollout.agent.chat_template=no.jinja is no file"),
         ((*ONLINE, "rollout.queue_size=7"), "rollout.queue_size=7 never holds the 8 groups"),
+        (
+            (*ONLINE, "train_dataset.max_batch_size=7"),
+            "max_batch_size=7: a step begins with train_dataset.batch_size=8",
+        ),
         ((*ONLINE, "gconfig.n_samples=4", "rollout.agent.internal_token=tok-0815"), "is a task of its own"),
         ((*ONLINE, "actor.context_parallel=ulysses"), "actor.context_parallel=ulysses: no net has c; take it out"),
         ((*ONLINE, "actor.sequence_parallel=false"), "actor.sequence_parallel=false: no net has t; take it out"),
@@ -302,7 +309,7 @@ def test_dry_run_prints_the_tree_and_what_would_not_start(in_fixtures: Path) -> 
     done = run("--config", "configs/agent_async_train.yaml", "--dry-run", "async.enabled=false")
     assert done.returncode == 0
     assert yaml.safe_load(done.stdout)["rollout"]["max_head_offpolicyness"] == 0
-    assert "would not start: api_gateway" in done.stderr
+    assert "would not start: model_routing.reward_model.model_id is still the placeholder" in done.stderr
     assert SECRET not in done.stdout + done.stderr
 
 

@@ -37,6 +37,25 @@ async def test_T062_a_surplus_waits_for_the_next_step_and_nothing_is_taken_twice
     assert {group.task_id for group in await store.training.ready()} == {"task-8", "task-9"}
 
 
+async def test_a_step_takes_what_is_finished_up_to_its_most_and_at_lag_0_exactly_the_fewest(
+    store, played, batching
+) -> None:
+    gate, batcher = await batching(batch=2, most_groups=4, max_lag=2)
+    taken = []
+    for finished in (3, 5, 0, 2):
+        for _ in range(finished):
+            await played.session(f"task-{played.number}", version=gate.current.label)
+        if (batch := await batcher.poll()) is not None:
+            taken.append([group.task_id for group in batch.groups])
+            await advance(gate, batch.group_ids)
+    assert [len(tasks) for tasks in taken] == [3, 4, 3]
+    assert [task for tasks in taken for task in tasks] == [f"task-{number}" for number in range(10)]
+    for _ in range(5):
+        await played.session(f"task-{played.number}", version=gate.current.label)
+    _, sequential = await batching(batch=2, most_groups=4, max_lag=0)  # taken up again without lag, with five at once
+    assert len((await sequential.next_batch()).groups) == 2
+
+
 async def test_tokens_older_than_the_lag_are_never_in_a_batch(store, played, batching) -> None:
     gate, batcher = await batching(batch=1, max_lag=1)
     await played.session("old", version=0)

@@ -120,17 +120,19 @@ def names(folder: Path) -> list[str]:
             Schedule(freq_secs=25.0, since=0.0),
             [3, 6, 9],
         ),  # steps end at 10, 20, ... seconds; each save starts the clock anew
-        (Schedule(freq_epochs=1, epoch_steps=2.5, since=0.0), [3, 5, 8, 10]),
-        (Schedule(freq_epochs=2, epoch_steps=2.0, since=0.0), [4, 8]),
-        (Schedule(freq_epochs=1, epoch_steps=0.4, since=0.0), list(range(1, 11))),
-        (Schedule(freq_epochs=1, epoch_steps=0.0, since=0.0), []),
-        (Schedule(freq_steps=4, freq_secs=55.0, freq_epochs=1, epoch_steps=7.0, since=0.0), [4, 7, 8]),
+        # steps of 4 groups, but for the fifth, which takes 9
+        (Schedule(freq_epochs=1, epoch_groups=10, since=0.0), [3, 5, 7, 9]),
+        (Schedule(freq_epochs=2, epoch_groups=8, since=0.0), [4, 7]),
+        (Schedule(freq_epochs=1, epoch_groups=2, since=0.0), list(range(1, 11))),
+        (Schedule(freq_epochs=1, epoch_groups=0, since=0.0), []),
+        (Schedule(freq_steps=4, freq_secs=55.0, freq_epochs=1, epoch_groups=28, since=0.0), [4, 6, 8]),
     ],
 )
 def test_steps_passes_and_seconds_each_make_a_save_due(schedule: Schedule, due: list[int]) -> None:
-    found = []
+    found, trained = [], 0
     for step in range(1, 11):
-        if schedule.due(step, now=10.0 * step):
+        before, trained = trained, trained + (9 if step == 5 else 4)
+        if schedule.due(step, now=10.0 * step, trained=trained, before=before):
             found.append(step)
             schedule.since = 10.0 * step
     assert found == due
@@ -140,12 +142,12 @@ async def test_a_save_is_written_while_the_next_steps_go_on_and_one_at_a_time(tm
     ranks = Ranks()
     async with snapshots(tmp_path, ranks, recover=Schedule(freq_steps=2)) as saving:
         ranks.gate.clear()
-        await saving.save_if_due(version(1))
-        await saving.save_if_due(version(2))  # returns although nothing is written
-        await saving.save_if_due(version(3))
+        await saving.save_if_due(version(1), 4)
+        await saving.save_if_due(version(2), 4)  # returns although nothing is written
+        await saving.save_if_due(version(3), 4)
         assert ranks.begun == [2]
         assert names(tmp_path) == []
-        fourth = asyncio.create_task(saving.save_if_due(version(4)))
+        fourth = asyncio.create_task(saving.save_if_due(version(4), 4))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert ranks.begun == [2], "the one before is still being written"
@@ -167,7 +169,7 @@ async def test_the_end_is_saved_once_and_waits_for_the_disk(tmp_path: Path) -> N
     ranks = Ranks()
     async with snapshots(tmp_path, ranks, recover=Schedule(freq_steps=1)) as saving:
         ranks.gate.clear()
-        await saving.save_if_due(version(1))
+        await saving.save_if_due(version(1), 4)
         end = asyncio.create_task(saving.save(version(1)))
         await asyncio.sleep(0)
         assert not end.done()
@@ -214,11 +216,11 @@ async def test_what_cannot_be_written_is_said_and_the_last_good_one_stands(
     ranks = Ranks()
     caplog.set_level(logging.WARNING, logger="areal")
     async with snapshots(tmp_path, ranks, recover=Schedule(freq_steps=1)) as saving:
-        await saving.save_if_due(version(1))
+        await saving.save_if_due(version(1), 4)
         await saving.written()
         ranks.fails = "No space left on device"
-        await saving.save_if_due(version(2))
-        await saving.save_if_due(version(3))  # the run goes on
+        await saving.save_if_due(version(2), 4)
+        await saving.save_if_due(version(3), 4)  # the run goes on
         with pytest.raises(
             CheckpointError,
             match=r"the end of the run is not saved: .*step-000003 could not .*goes on from .*step-000001$",
@@ -242,7 +244,7 @@ async def test_a_pointer_that_cannot_be_moved_is_said_and_older_ones_go_all_the_
     caplog.set_level(logging.WARNING, logger="areal")
     async with snapshots(tmp_path, Ranks(), recover=Schedule(freq_steps=1)) as saving:
         for step in (1, 2, 3):
-            await saving.save_if_due(version(step))  # the run goes on
+            await saving.save_if_due(version(step), 4)  # the run goes on
         await saving.written()
     said = [record.getMessage() for record in caplog.records]
     assert [
@@ -261,7 +263,7 @@ async def test_T081_older_ones_go_only_after_a_newer_one_is_complete_and_two_sta
         tmp_path, ranks, keep=2, recover=Schedule(freq_steps=1), saver=Schedule(freq_steps=3)
     ) as saving:
         for step in range(1, 12):
-            await saving.save_if_due(version(step))
+            await saving.save_if_due(version(step), 4)
             await saving.written()
             whole = [found.step for found in checkpoints(tmp_path) if looks_whole(found.path)]
             states = [found.step for found in checkpoints(tmp_path) if damage(found.path, recovery=True) is None]

@@ -117,7 +117,7 @@ async def test_a_run_says_what_it_measured_and_what_to_change(timed: Any, tmp_pa
         for number, seconds in enumerate((1.0, 1.0, 2.0, 8.0)):
             await lasting(store, now, f"task-{number}", 1000.0, seconds)
         await store.training.drop([(await store.training.ready())[-1].id], "stale")  # the longest counts all the same
-        advisor.trained(6.0)
+        advisor.trained(6.0, groups=4)
         for step in range(EVERY):
             await advisor.report_if_due(step)
         await advisor.report(EVERY - 1)
@@ -165,7 +165,7 @@ async def test_a_clock_that_was_set_back_ends_no_run(timed: Any) -> None:
     advisor = SpeedAdvisor(store.reading, gate, None, generating=0.5, training=0.5, clock=lambda: now[-1])
     await lasting(store, now, "a", 1010.0, -5.0)
     await lasting(store, now, "b", 1010.0, 4.0)
-    advisor.trained(6.0)
+    advisor.trained(6.0, groups=2)
     found = await advisor.measure()
     assert found is not None
     assert found.work.durations == [0.0, 4.0]

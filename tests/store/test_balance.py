@@ -53,6 +53,7 @@ def test_a_store_whose_counters_say_the_same_has_no_fault() -> None:
         ("consumed", 2, "2 trained groups"),
         ("dropped", {"stale": 1, "excluded": 1}, "2 dropped groups"),
         ("running_sessions", 0, "0 running sessions"),
+        ("awaiting_reward", 1, "1 sessions that wait for their reward"),
         ("recorded_tokens", 21, "21 recorded tokens"),
         ("trained_tokens", 4, "4 trained tokens"),
         ("masked_tokens", 0, "0 masked tokens"),

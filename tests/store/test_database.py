@@ -18,7 +18,7 @@ from areal.base.types import Limits, SessionRequest, WorkerInfo
 from areal.store import open_store, store_url
 from areal.store.sql.database import Database
 from areal.store.sql.schema import VERSION
-from areal.store.sqlite import APPLICATION_ID, SqliteEngine
+from areal.store.sqlite import APPLICATION_ID, PAGE_BYTES, SqliteEngine
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_many_writes_share_a_commit(database: Database) -> None:
 
 def commits(path: Path) -> int:
     """Transactions in the log: the frames whose header says how long the file is afterwards (SQLite's WAL format)."""
-    wal, frame = path.with_name(path.name + "-wal").read_bytes()[32:], 24 + 4096
+    wal, frame = path.with_name(path.name + "-wal").read_bytes()[32:], 24 + PAGE_BYTES
     return sum(wal[start + 4 : start + 8] != b"\0\0\0\0" for start in range(0, len(wal), frame))
 
 

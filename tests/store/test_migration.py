@@ -90,6 +90,36 @@ async def test_a_run_that_was_accounted_for_in_tokens_alone_still_adds_up(tmp_pa
     assert (books.trained.interactions, books.masked["stale"].interactions) == (2, 2)
 
 
+async def test_what_ended_before_rewards_came_from_the_run_waits_for_none(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    old = sqlite3.connect(path)
+    for script in MIGRATIONS[:9]:
+        old.executescript(script)
+    old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    old.execute("PRAGMA user_version = 9")
+    old.execute(
+        "INSERT INTO task_groups (task_id, n_samples, opened_at, deadline, accepted_at) VALUES ('t', 2, 1, 9e9, NULL)"
+    )
+    for sample, ending in enumerate(("ended", None)):
+        old.execute(
+            "INSERT INTO sessions (id, task_id, suffix, group_seq, sample, key_hash, worker, purpose, tags, started_at, "
+            "last_active_at, ending) VALUES (?, 't', ?, 1, ?, ?, 'w0', 'train', '{}', 1, 1, ?)",
+            (f"t-{sample}", sample, sample, f"k{sample}", ending),
+        )
+    # Limits as an earlier release wrote them.
+    old.execute('INSERT INTO settings VALUES (\'limits\', \'{"max_concurrent":4,"max_lag":0,"batch_groups":4}\')')
+    old.commit()
+    old.close()
+    async with await open_store(store_url(path)) as store:
+        assert (await store.training.limits()) == Limits(4, 0, 4)
+        assert await store.rewards.waiting() == ()
+        await store.training.set_limits(Limits(4, 0, 4, n_samples=2, scored=True))
+        await store.sessions.add(interaction("t-1", "chatcmpl-new"))
+        await store.sessions.end("t-1", "ended")
+        [waiting] = await store.rewards.waiting()
+        assert (waiting.session.id, waiting.closed) == ("t-1", True)
+
+
 async def test_the_tries_of_a_task_are_counted_on(tmp_path: Path) -> None:
     """Where they were counted from the sessions alone; a dropped group's tries come again."""
     path = tmp_path / "store.sqlite"

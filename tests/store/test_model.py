@@ -1,4 +1,4 @@
-"""Any order of begin, add, reward, end, expire, advance, drop and recovery against a model in plain lists.
+"""Any order of begin, add, reward, end, expire, score, advance, drop and recovery against a model in plain lists.
 
 The model knows what a session and a group are; it has no SQL, no states, no counters. After every move the store's counts are
 the model's, the law holds, and every token is somewhere.
@@ -34,10 +34,11 @@ class ModelSession:
     rewarded: bool = False
     ending: Ending | None = None
     late: bool = False
+    awaits: bool = False  # its reward, from the run's own source
 
     def good(self) -> bool:
         failed = self.ending in (None, "reward_failed") or not self.tokens or self.late
-        return not failed and (self.ending != "expired" or self.rewarded)
+        return not failed and (self.ending != "expired" or self.rewarded or self.awaits)
 
 
 @dataclass
@@ -54,14 +55,22 @@ class ModelGroup:
         live = any(one.ending is None for one in self.sessions)
         enough = sum(one.good() for one in self.sessions) >= min(self.size, 2)
         full, overdue = len(self.sessions) == self.size, now >= self.deadline
+        if any(one.awaits for one in self.sessions):
+            return
         if self.state == "running" and (overdue or full) and (not live or (overdue and enough)):
             self.state = "accepted" if enough else "dropped"
 
 
 class StoreMachine(RuleBasedStateMachine):
-    @initialize(concurrent=st.integers(1, 4), lag=st.integers(0, 2), batch=st.integers(1, 2), size=st.integers(1, 3))
-    def open(self, concurrent: int, lag: int, batch: int, size: int) -> None:
-        self.limits = Limits(concurrent, lag, batch, n_samples=size, group_timeout_s=TIMEOUT)
+    @initialize(
+        concurrent=st.integers(1, 4),
+        lag=st.integers(0, 2),
+        batch=st.integers(1, 2),
+        size=st.integers(1, 3),
+        scored=st.booleans(),
+    )
+    def open(self, concurrent: int, lag: int, batch: int, size: int, scored: bool) -> None:
+        self.limits = Limits(concurrent, lag, batch, n_samples=size, group_timeout_s=TIMEOUT, scored=scored)
         self.groups: list[ModelGroup] = []
         self.now, self.label, self.step, self.begun = 0.0, 0, 0, 0
         self.folder = Path(tempfile.mkdtemp())
@@ -142,6 +151,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     def finish(self, group: ModelGroup, one: ModelSession, ending: Ending) -> None:
         one.ending, one.late = ending, group.state != "running"
+        one.awaits = self.limits.scored and one.good() and not one.rewarded
+        group.settle(self.now)
+
+    @precondition(lambda self: any(one.awaits for group in self.groups for one in group.sessions))
+    @rule(data=st.data(), failed=st.booleans())
+    def score(self, data: st.DataObject, failed: bool) -> None:
+        due = [(group, one) for group in self.groups for one in group.sessions if one.awaits]
+        assert {one.session.id for one in self.run(self.store.rewards.waiting())} == {one.id for _, one in due}
+        group, one = data.draw(st.sampled_from(due))
+        assert self.run(self.store.rewards.write({one.id: None if failed else {None: 0.5}})) == (one.id,)
+        one.awaits, one.rewarded = False, not failed
+        if failed:
+            one.ending = "reward_failed"  # counted as if it had ended like that
         group.settle(self.now)
 
     @rule(seconds=st.sampled_from([1.0, 30.0, TIMEOUT]))
@@ -202,6 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert counts.accepted == len(self.of("accepted"))
         assert counts.consumed == len(self.of("consumed"))
         assert counts.running_sessions == len(self.live())
+        assert counts.awaiting_reward == sum(one.awaits for group in self.groups for one in group.sessions)
         if not getattr(self, "recovered", 0):
             most = (self.limits.max_lag + 1) * self.limits.batch_groups
             assert counts.running + counts.accepted <= most

@@ -54,13 +54,41 @@ def plain(kept: Interaction) -> dict[str, Any]:
     return {"arrays": [(array.dtype, array.tolist()) for array in arrays], "texts": (kept.messages, kept.tools)}
 
 
+def mixed(kept: Interaction) -> Any:
+    """As many values, of which one is another than the rest."""
+    values = np.full(len(kept.completion.token_ids), 7)
+    values[-1:] = 8
+    return values
+
+
+@pytest.mark.parametrize("output", [0, 1, 2, 3, 700])
+@pytest.mark.parametrize("alike", [True, False])
+def test_one_value_repeated_is_kept_as_that_value(output: int, alike: bool) -> None:
+    whole = interaction(0, output, 0)
+    if not alike:
+        done = whole.completion
+        whole = replace(whole, completion=replace(done, versions=mixed(whole).astype(np.int32)))
+    facts, recording = encode(whole)
+    repeated = [entry for entry in recording["packed"].split() if "*" in entry]
+    expected = [f"versions*{output}"] * alike + [f"kept_mass*{output}"] if output > 1 else []
+    assert repeated == expected
+    assert plain(decode({**facts, **recording}, "s")) == plain(whole)
+
+
+@pytest.mark.parametrize("count", ["-1", "0", "1", str(2**60)])
+def test_a_count_that_no_store_wrote_is_refused(count: str) -> None:
+    facts, recording = encode(interaction(0, 10, 0))
+    with pytest.raises(StoreError, match=r"versions are damaged.*restore a copy"):
+        decode({**facts, **recording, "packed": f"versions*{count}"}, "s")
+
+
 def test_a_long_recording_comes_back_from_a_third_of_its_bytes() -> None:
     whole = interaction(prompt=4000, output=1000)
     facts, recording = encode(whole)
-    assert recording["packed"].split() == list(packing.ARRAYS)
+    assert recording["packed"].split() == ["prompt_ids", "token_ids", "versions*1000", "kept_mass*1000"]
     assert len(recording["logprobs"]) == 4000
     assert (recording["messages"], recording["tools"]) == ("", "")
-    assert len(recording["versions"]) < 100
+    assert (len(recording["versions"]), len(recording["kept_mass"])) == (4, 4)
     assert len(recording["texts"]) < 1000
     assert len(recording["prompt_ids"]) < 16_000 * 0.6
     assert plain(decode({**facts, **recording}, "s")) == plain(whole)
@@ -68,6 +96,7 @@ def test_a_long_recording_comes_back_from_a_third_of_its_bytes() -> None:
 
 def test_what_is_short_or_does_not_shrink_is_kept_as_it_is() -> None:
     short = interaction(prompt=100, output=packing.LEAST // 4 - 1, turns=3)
+    short = replace(short, completion=replace(short.completion, versions=mixed(short), kept_mass=mixed(short)))
     recording = encode(short)[1]
     assert (recording["packed"], recording["texts"]) == ("", None)
     noise = np.frombuffer(np.random.default_rng(1).bytes(8000), np.int32)
@@ -78,7 +107,7 @@ def test_nothing_larger_is_packed_than_can_be_unpacked(monkeypatch: pytest.Monke
     monkeypatch.setattr(packing, "LARGEST", 8000)
     whole = interaction(prompt=2001, output=1000)
     facts, recording = encode(whole)
-    assert recording["packed"].split() == ["token_ids", "versions", "kept_mass"]
+    assert recording["packed"].split() == ["token_ids", "versions*1000", "kept_mass*1000"]
     assert plain(decode({**facts, **recording}, "s")) == plain(whole)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Share, Version
-from areal.store.sql import sessions, training
+from areal.store.sql import adding, rewards, sessions, training
 from areal.store.sql.database import Database
 from areal.store.sql.groups import overdue, settle_overdue
 from areal.store.sql.training import SqlTraining
@@ -25,7 +25,7 @@ def statements() -> set[str]:
 @pytest.fixture
 async def connection(tmp_path: Path, statements: set[str]) -> sqlite3.Connection:
     database = Database(SqliteEngine(tmp_path / "d.sqlite"))
-    await SqlTraining(database, lambda: 0.0).set_limits(Limits(4, 0, 4))
+    await SqlTraining(database, lambda: 0.0).set_limits(Limits(4, 0, 4, scored=True))
     await database.close()
     connection = sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)
     connection.row_factory = sqlite3.Row
@@ -87,9 +87,12 @@ def test_hot_statements_search(connection: sqlite3.Connection, statements: set[s
     record = Interaction("i", "t", 0, ids, Completion(ids, floats, ids, floats, 1.0, "stop"), (), Message("assistant"))
     sessions._begin(connection, SessionRequest("t", "k", "w", request_id="r"), 1.0)
     sessions._begin(connection, SessionRequest("t", "k2", "w"), 1.0)
-    sessions._add(connection, "t", *sessions.codec.encode(record), 1.0)
+    adding.add(connection, adding.Addition.of(record, 1.0))
     sessions._reward(connection, "t", 1.0, None, 1.0)
+    connection.execute("UPDATE interactions SET reward = NULL WHERE id = 'i'")
     sessions._end(connection, "t", "ended", 1.0)
+    assert [one.session.id for one in rewards._waiting(connection, 1.0)] == ["t"]
+    rewards._write(connection, {"t": {None: 1.0}}, 1.0)
     sessions._idle(connection, 5.0, set(), "w")
     sessions._one(connection, sessions._NEWEST_OF_KEY, "k")
     sessions.read_interactions(connection, "t")
@@ -103,7 +106,14 @@ def test_hot_statements_search(connection: sqlite3.Connection, statements: set[s
     training._release_after(connection, 0, "y", 1.0)
     connection.set_trace_callback(None)
     assert len(statements) > 25
-    partial = ("groups_running", "groups_waiting", "groups_consumed", "groups_taken", "sessions_idle")
+    partial = (
+        "sessions_awaiting",
+        "groups_running",
+        "groups_waiting",
+        "groups_consumed",
+        "groups_taken",
+        "sessions_idle",
+    )
     for statement in statements:
         if re.match(r"SELECT|UPDATE|DELETE", statement):
             for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}"):

@@ -10,20 +10,20 @@ from typing import get_args
 import pytest
 
 from areal.base.types import BranchReason, Fork, Message, Tool, ToolCall
+from areal.cluster.program import Ended
 from areal.doctor import parse
 from areal.proxy.export import MASK_ORDER
 from areal.proxy.statistics import OF_ITS_OWN
 from areal.store.base import SessionSummary
 from areal.tools.doctor import findings
 from areal.tools.doctor.advice import DROPPED, FORKED, MASKED, client_advice
-from areal.tools.doctor.agent_process import AgentRun
 from areal.tools.doctor.diagnosis import Diagnosis, _session
 from areal.tools.doctor.findings import Finding, Requests, Setting, judge
 from areal.tools.doctor.report import Report, as_text
 from tests.proxy.test_export import SESSION, turn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
-RUN = AgentRun("agent", 0, 1.0, False, 0)
+RUN = Ended(0, 1.0, False, 0)
 SETTING = Setting("http://127.0.0.1:1", "model", True, "individual", 32, 1, "session", False, 300.0)
 SEEN = Requests({("chat", 200): 3})
 
@@ -139,7 +139,7 @@ def test_what_is_known_of_a_client_is_said_of_its_branches() -> None:
 def test_the_text_is_plain_and_tells_every_fork_once() -> None:
     fork = Fork("answer_changed", "message 1 (assistant) differs", "i0", 7, "user\n", "\x1b[31mred", "blue")
     bad = found(turn(0, [1], [2], reward=1.0), replace(turn(1, [9], [4]), fork=fork))
-    text = as_text(Report(bad, RUN, judge(bad, RUN, SEEN, SETTING), "a script", "concat", 8))
+    text = as_text(Report(bad, "agent", RUN, judge(bad, RUN, SEEN, SETTING), "a script", "concat", 8))
     assert "  turn 1 of t-0: answer_changed, message 1 (assistant) differs\n" in text
     assert '    token 7, after "user\\n"\n' in text
     assert "\x1b" not in text  # what a model wrote cannot steer a terminal

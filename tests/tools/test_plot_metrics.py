@@ -90,6 +90,34 @@ def test_several_runs_share_a_picture(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "r.svg").read_text()
 
 
+def test_over_time_and_by_run_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rows(folder / "logs", 1.0, 2.0)
+    assert main([str(folder), "--x", "time", "--output", str(tmp_path / "x.svg")]) == 2  # these rows tell no time
+    timed = [{"run_id": "r", "step": step, "time": 50 + 7200 * step, "train/loss": 1 / step} for step in (1, 2, 3)]
+    (folder / "logs" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in timed))
+    assert main([str(folder), str(folder), "--x", "time", "--output", str(tmp_path / "x.svg")]) == 0
+    assert "hours of running" in (tmp_path / "x.svg").read_text()
+
+
+def test_a_run_that_shares_a_log_folder_is_drawn_alone(tmp_path: Path) -> None:
+    rows(tmp_path / "logs", 1.0, 2.0, 3.0, run="one")
+    rows(tmp_path / "logs", 9.0, 9.0, run="two")
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "run_id").write_text(f"{run}\n")
+        (tmp_path / run / "config.yaml").write_text(f"stats_logger: {{log_dir: {tmp_path / 'logs'}}}\n")
+    one, two = draw([tmp_path / "one", tmp_path / "two"], "loss", tmp_path / "x.png")
+    assert (one.values, two.values) == ([1.0, 2.0, 3.0], [9.0, 9.0])
+
+
+def test_no_run_and_a_width_of_no_steps_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--output", str(tmp_path / "x.png")]) == 2
+    assert "no run was given; name run folders" in capsys.readouterr().err
+    assert main([str(tmp_path), "--smooth", "0", "--output", str(tmp_path / "x.png")]) == 2
+    assert "--smooth 0" in capsys.readouterr().err
+
+
 def test_ambiguous_and_whole_names(tmp_path: Path) -> None:
     table = read_run(rows(tmp_path, 1.0))
     table.rows[0] |= {"a/x": 1.0, "b/x": 2.0, "rollout/loss": 1.0, "test/only": 1.0}

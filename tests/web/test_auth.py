@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.base.errors import ConfigError, Forbidden, InvalidKey
+from areal.base.guide import situation
 from areal.web.auth import (
     PREFIX,
     SessionKeys,
@@ -147,6 +148,15 @@ def test_processes_that_start_together_agree_on_the_signing_key(tmp_path: Path) 
 
 def test_the_prefix_is_the_documented_one() -> None:
     assert KEY.startswith(PREFIX) and PREFIX == "sk-sess-"  # noqa: PT018
+
+
+@pytest.mark.parametrize("key", ["sk-ant-oat01-abc-def", "sk-ant-api03-abc"])
+def test_credentials_of_anthropic_are_told_how_claude_code_is_configured(key: str) -> None:
+    with pytest.raises(InvalidKey) as refused:
+        KEYS.session_key([key])
+    assert situation("oauth").said_in(str(refused.value))
+    assert "abc" not in str(refused.value)
+    assert KEYS.session_key([key, KEY]).text == KEY  # logged in, and the gateway's key beside it
 
 
 def test_a_model_only_key_leads_to_its_session_and_is_no_session_key() -> None:

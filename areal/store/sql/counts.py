@@ -56,6 +56,10 @@ def read(connection: Connection) -> Counts:
         consumed=_number(connection, "SELECT count(*) FROM task_groups WHERE consumed_step IS NOT NULL"),
         dropped=dict(dropped.fetchall()),
         running_sessions=_number(connection, "SELECT count(*) FROM sessions WHERE ending IS NULL"),
+        awaiting_reward=_number(
+            connection,
+            "SELECT count(*) FROM sessions WHERE awaits_reward_since IS NOT NULL AND group_seq IS NOT NULL",
+        ),
         free_slots=free_groups(limits, running, waiting) if limits is not None else 0,
         recorded_tokens=_number(connection, _RECORDED_TOKENS),
         trained_tokens=trained - trained_early,

@@ -12,7 +12,7 @@ that. A new database is one more file with an Engine, and a line in store/__init
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from areal.base.errors import StoreError
@@ -67,8 +67,9 @@ class Engine(Protocol):
         """A new connection. Raises StoreError for a database that cannot be a store, else the driver's errors."""
         ...
 
-    def begin_write(self, connection: Connection) -> None:
-        """Open the transaction that alone may write; waits for others. Raises the driver's error if that takes too long."""
+    def begin_write(self, connection: Connection, before_waiting: Callable[[], None] = lambda: None) -> None:
+        """Open the transaction that alone may write; waits for others. before_waiting: called where that may take a while. Raises the
+        driver's error if it takes too long."""
         ...
 
     def begin_read(self, connection: Connection) -> None:

@@ -58,7 +58,8 @@ def _leave_out(connection: Connection, session_seq: int, group_seq: int | None, 
     if group_seq is None:
         return  # an evaluation is never a candidate
     connection.execute(
-        "UPDATE sessions SET drop_reason = coalesce(drop_reason, 'excluded') WHERE seq = ?", (session_seq,)
+        "UPDATE sessions SET drop_reason = coalesce(drop_reason, 'excluded'), awaits_reward_since = NULL WHERE seq = ?",
+        (session_seq,),
     )
     groups.forget_accounts(connection, "session_seq = ?", session_seq)
     groups.settle_again(connection, group_seq, now)
@@ -68,7 +69,8 @@ def _delete_content(connection: Connection, session_seq: int, now: float) -> Non
     connection.execute(
         "DELETE FROM recordings WHERE seq IN (SELECT seq FROM interactions WHERE session_seq = ?)", (session_seq,)
     )
-    # Tags may name a person.
+    # Tags may name a person. Nothing is left to reward an evaluation for either.
     connection.execute(
-        "UPDATE sessions SET deleted_at = coalesce(deleted_at, ?), tags = '{}' WHERE seq = ?", (now, session_seq)
+        "UPDATE sessions SET deleted_at = coalesce(deleted_at, ?), tags = '{}', awaits_reward_since = NULL WHERE seq = ?",
+        (now, session_seq),
     )

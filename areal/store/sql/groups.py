@@ -4,9 +4,9 @@
     settle(connection, group_seq, now)                 # after a session of it ended
     settle_overdue(connection, now)                    # groups past their deadline
 
-A group of n runs until n sessions have begun and all have ended. Past its deadline it takes no new session and waits no longer for
-stragglers if enough good sessions have ended; with too few it still waits for those that run (each has its idle time-out), then it
-is dropped. Plain functions on a connection that holds the write lock; sessions.py and training.py call them.
+A group of n runs until n sessions have begun and all have ended and have their reward. Past its deadline it takes no new session and
+waits no longer for stragglers if enough good sessions have ended; with too few it still waits for those that run (each has its idle
+time-out), then it is dropped. It always waits for rewards: what ended in time is not lost to a slow judge. Plain functions on a connection that holds the write lock; sessions.py and training.py call them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from areal.base.errors import NoCapacity, Unavailable
+from areal.base.errors import AdmissionHeld, NoCapacity, Unavailable
 from areal.base.types import Limits, Purpose
 from areal.store.admission import survivors_needed, tightest
 from areal.store.base import Given
@@ -79,6 +79,8 @@ def join(connection: Connection, task_id: str, limits: Limits, now: float) -> Pl
                 (attempt, newest["seq"], attempt),
             )
             return Place(newest["seq"], free, attempt)
+    if limits.held:
+        raise AdmissionHeld(limits.held)
     bound = tightest(limits, *occupancy(connection))
     if bound.free <= 0:
         raise NoCapacity(bound.used, bound.limit)
@@ -107,27 +109,42 @@ def _next_attempt(connection: Connection, task_id: str) -> int:
 
 def settle(connection: Connection, group_seq: int, now: float) -> None:
     """Accept or drop the group if nothing is left to wait for. A group that is settled already stays as it is."""
+    group = standing(connection, group_seq, now)
+    if group is None or not group.closed or group.awaiting:
+        return
+    if group.enough:
+        connection.execute("UPDATE task_groups SET accepted_at = ? WHERE seq = ?", (now, group_seq))
+    else:
+        drop(connection, group_seq, _why_too_few(connection, group_seq), now)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A running group: how many of its sessions wait for their reward, whether no other session will be waited for (it is filled and none
+    runs, or its time is up), and whether enough ended well to train on."""
+
+    awaiting: int
+    closed: bool
+    enough: bool
+
+
+def standing(connection: Connection, group_seq: int, now: float) -> Standing | None:
+    """None for a group that does not run (any more)."""
     group = connection.execute(
         f"SELECT n_samples, deadline FROM task_groups WHERE seq = ? AND {RUNNING}", (group_seq,)
     ).fetchone()
     if group is None:
-        return
-    live, kept = connection.execute(
-        "SELECT count(*) FILTER (WHERE ending IS NULL), count(*) FILTER (WHERE ending IS NOT NULL AND drop_reason IS NULL) "
-        "FROM sessions WHERE group_seq = ?",
+        return None
+    live, kept, awaiting = connection.execute(
+        "SELECT count(*) FILTER (WHERE ending IS NULL), count(*) FILTER (WHERE ending IS NOT NULL AND drop_reason IS NULL), "
+        "count(awaits_reward_since) FROM sessions WHERE group_seq = ?",
         (group_seq,),
     ).fetchone()
     enough = kept >= survivors_needed(group["n_samples"])
     overdue = group["deadline"] <= now
     filled = len(_members(connection, group_seq)) >= group["n_samples"]
-    if live and not (overdue and enough):
-        return
-    if not filled and not overdue:
-        return
-    if enough:
-        connection.execute("UPDATE task_groups SET accepted_at = ? WHERE seq = ?", (now, group_seq))
-    else:
-        drop(connection, group_seq, _why_too_few(connection, group_seq), now)
+    closed = (overdue or filled) and (not live or (overdue and enough))
+    return Standing(awaiting, closed, enough)
 
 
 def settle_again(connection: Connection, group_seq: int, now: float) -> None:
@@ -148,9 +165,11 @@ def settle_overdue(connection: Connection, now: float) -> None:
 
 
 def overdue(connection: Connection, now: float) -> list[int]:
-    """Running groups past their deadline."""
+    """Running groups past their deadline, but for those that wait for rewards: these settle them."""
     rows = connection.execute(
-        f"SELECT seq FROM task_groups WHERE {RUNNING} AND deadline <= ? ORDER BY deadline", (now,)
+        f"SELECT seq FROM task_groups WHERE {RUNNING} AND deadline <= ? AND NOT EXISTS (SELECT 1 FROM sessions s "
+        "WHERE s.group_seq = task_groups.seq AND s.awaits_reward_since IS NOT NULL) ORDER BY deadline",
+        (now,),
     )
     return [row["seq"] for row in rows.fetchall()]
 

@@ -27,7 +27,7 @@ _SUMMARY = SESSION.replace(
 _ACCOUNTS = "SELECT session_seq, reason, tokens FROM token_accounts WHERE session_seq IN"
 
 _LINES = """
-SELECT s.id, s.group_seq, s.ending, s.drop_reason, g.accepted_at, g.consumed_step, g.drop_reason AS group_drop_reason, v.label,
+SELECT s.id, s.group_seq, s.ending, s.drop_reason, s.awaits_reward_since, g.accepted_at, g.consumed_step, g.drop_reason AS group_drop_reason, v.label,
     coalesce(i.interactions, 0) AS interactions, coalesce(i.tokens, 0) AS tokens, coalesce(i.rewards, 0) AS rewards,
     a.reason, a.tokens AS share_tokens, a.interactions AS share_interactions
 FROM sessions s LEFT JOIN task_groups g ON g.seq = s.group_seq
@@ -149,6 +149,7 @@ def _line(rows: list[Row]) -> Line:
         drop_reason=row["drop_reason"] or row["group_drop_reason"] or "",
         group_drop_reason=row["group_drop_reason"] or "",
         rewarded=row["rewards"] > 0,
+        awaits_reward=row["awaits_reward_since"] is not None,
         recorded=Share(row["tokens"], row["interactions"]),
         account={
             each["reason"]: Share(each["share_tokens"], each["share_interactions"])
@@ -193,7 +194,7 @@ def _fate(row: Row) -> str:
     if row["ending"] is None:
         return "running"
     if row["purpose"] == "eval":
-        return "evaluation"
+        return "evaluation" if row["awaits_reward_since"] is None else "evaluation, waiting for its reward"
     dropped = _drop_reason(row)
     if dropped:
         return f"dropped ({dropped})"
@@ -201,6 +202,8 @@ def _fate(row: Row) -> str:
         return f"trained at step {row['group_step']}"
     if row["taken_step"] is not None:
         return f"in step {row['taken_step']}"
+    if row["awaits_reward_since"] is not None:
+        return "waiting for its reward"
     return "accepted" if row["group_accepted_at"] is not None else "waiting for its group"
 
 

@@ -157,8 +157,14 @@ ALTER TABLE recordings ADD COLUMN packed TEXT NOT NULL DEFAULT '';
 ALTER TABLE recordings ADD COLUMN texts BLOB;
 """
 
+_VERSION_10 = """
+-- Set when a session ends well in a run whose reward source has yet to reward it; cleared by its reward, or its drop.
+ALTER TABLE sessions ADD COLUMN awaits_reward_since REAL;
+CREATE INDEX sessions_awaiting ON sessions (awaits_reward_since) WHERE awaits_reward_since IS NOT NULL;
+"""
+
 MIGRATIONS = (
-    _VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8, _VERSION_9,
+    _VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8, _VERSION_9, _VERSION_10,
 )  # fmt: skip
 VERSION = len(MIGRATIONS)
 

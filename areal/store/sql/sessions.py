@@ -7,17 +7,18 @@ functions below the class run inside the transaction; those of groups.py decide 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from areal.base.errors import BadRequest, Conflict, InvalidKey, NotFound
+from areal.base.errors import BadRequest, Conflict, NotFound
 from areal.base.types import Ending, Interaction, Session, SessionRequest, Tag
 from areal.store import codec
 from areal.store.base import LARGEST_REWARD
 from areal.store.sql import exclusion, groups
-from areal.store.sql.database import Database
+from areal.store.sql.adding import Addition, add, add_all, running, touch
+from areal.store.sql.database import Database, Many
 from areal.store.sql.engine import Connection, Row
 
 ANSWER_PATIENCE_S = 30.0  # how long a sampled answer waits for room on a full disk before its client hears of it
+LATE = "late"  # its group went on without it
 LONGEST_ID = 512  # characters of a task or request id; ids are data, never paths
 
 SESSION = (
@@ -27,16 +28,6 @@ SESSION = (
 _NEWEST_OF_KEY = "WHERE s.key_hash = ? ORDER BY s.seq DESC LIMIT 1"
 # Not what a null interaction_id means (settled 10).
 _NOT_THE_LAST = frozenset({"side_request", "superseded", "aborted"})
-
-# The busiest statements: values bound by place, and no RETURNING, each of which saves a tenth of an interaction's SQL.
-_INSERT_FACTS = (
-    f"INSERT INTO interactions (session_seq, {', '.join(codec.FACTS)}) VALUES (?{', ?' * len(codec.FACTS)}) "
-    "ON CONFLICT (id) DO NOTHING"
-)
-_INSERT_RECORDING = (
-    f"INSERT INTO recordings (seq, {', '.join(codec.RECORDING)}) "
-    f"VALUES ((SELECT seq FROM interactions WHERE id = ?){', ?' * len(codec.RECORDING)})"
-)
 
 
 class SqlSessions:
@@ -63,10 +54,10 @@ class SqlSessions:
         return await self._database.read(lambda connection: _of_answer(connection, interaction_id))
 
     async def add(self, interaction: Interaction) -> None:
-        facts, recording = codec.encode(interaction)  # the caller's thread pays for the encoding, not the writer's
+        # The caller's thread pays for the encoding, not the writer's.
+        addition = Addition.of(interaction, self._clock())
         await self._database.write(
-            lambda connection: _add(connection, interaction.session_id, facts, recording, self._clock()),
-            patience_s=ANSWER_PATIENCE_S,
+            lambda connection: add(connection, addition), patience_s=ANSWER_PATIENCE_S, many=Many(add_all, addition)
         )
 
     async def tag(self, interaction_id: str, tag: Tag) -> None:
@@ -97,10 +88,10 @@ class SqlSessions:
         return await self._database.read(lambda connection: read_interactions(connection, session_id))
 
     async def touch(self, session_id: str) -> None:
-        def touch(connection: Connection) -> None:
-            _touch(connection, _running(connection, session_id)["seq"], self._clock())
+        def touched(connection: Connection) -> None:
+            touch(connection, [running(connection, session_id)["seq"]], self._clock())
 
-        await self._database.write(touch)
+        await self._database.write(touched)
 
     async def expire(
         self, idle_since: float, busy: Sequence[str] = (), worker: str | None = None
@@ -170,22 +161,6 @@ def _free_id(connection: Connection, task_id: str) -> tuple[str, int]:
         suffix += 1
 
 
-def _add(connection: Connection, session_id: str, facts: dict[str, Any], recording: dict[str, Any], now: float) -> None:
-    session = connection.execute("SELECT seq, ending FROM sessions WHERE id = ?", (session_id,)).fetchone()
-    running = session is not None and session["ending"] is None
-    if running and connection.execute(_INSERT_FACTS, (session["seq"], *facts.values())).rowcount:
-        connection.execute(_INSERT_RECORDING, (facts["id"], *recording.values()))
-        _touch(connection, session["seq"], now)
-        return
-    known = connection.execute(
-        "SELECT s.id FROM interactions i JOIN sessions s ON s.seq = i.session_seq WHERE i.id = ?", (facts["id"],)
-    ).fetchone()
-    if known is None:
-        _running(connection, session_id)  # raises why not
-    elif known["id"] != session_id:
-        raise Conflict(f"interaction id {facts['id']!r} belongs to session {known['id']!r}; ids are used once")
-
-
 def _tag(connection: Connection, interaction_id: str, tag: Tag) -> None:
     row = connection.execute("SELECT seq, tags FROM interactions WHERE id = ?", (interaction_id,)).fetchone()
     if row is None:
@@ -196,7 +171,15 @@ def _tag(connection: Connection, interaction_id: str, tag: Tag) -> None:
 
 
 def _reward(connection: Connection, session_id: str, reward: float, interaction_id: str | None, now: float) -> str:
-    session = _running(connection, session_id)
+    session = running(connection, session_id)
+    name = pay(connection, session, reward, interaction_id)
+    touch(connection, [session["seq"]], now)
+    return name
+
+
+def pay(connection: Connection, session: Row, reward: float, interaction_id: str | None) -> str:
+    """Write the reward of an answer, see SessionStore.reward; returns its id."""
+    session_id = session["id"]
     rows = connection.execute(
         "SELECT seq, id, tags FROM interactions WHERE session_seq = ? ORDER BY seq DESC", (session["seq"],)
     )
@@ -216,7 +199,6 @@ def _reward(connection: Connection, session_id: str, reward: float, interaction_
             raise NotFound(f"session {session_id!r} has no interaction {name!r}; use the id of one of its answers")
     for row in chosen:
         connection.execute("UPDATE interactions SET reward = ? WHERE seq = ?", (reward, row["seq"]))
-    _touch(connection, session["seq"], now)
     return name
 
 
@@ -224,33 +206,40 @@ def _end(connection: Connection, session_id: str, ending: Ending, now: float) ->
     session = _must_get(connection, session_id)
     if session.ending is not None:
         return session
-    row = _running(connection, session_id)
+    row = running(connection, session_id)
+    drop_reason, awaits = _outcome(connection, row, ending)
     connection.execute(
-        "UPDATE sessions SET ending = ?, ended_at = ?, drop_reason = ? WHERE seq = ?",
-        (ending, now, _why_dropped(connection, row, ending), row["seq"]),
+        "UPDATE sessions SET ending = ?, ended_at = ?, drop_reason = ?, awaits_reward_since = ? WHERE seq = ?",
+        (ending, now, drop_reason, now if awaits else None, row["seq"]),
     )
     if row["group_seq"] is not None:
         groups.settle(connection, row["group_seq"], now)
     return _must_get(connection, session_id)
 
 
-def _why_dropped(connection: Connection, session: Row, ending: Ending) -> str | None:
-    """Why a session that ends like this is never trained; None for one that is (settled 9)."""
-    if session["purpose"] == "eval":
-        return None  # never a candidate for training, so never dropped from it
+def _outcome(connection: Connection, session: Row, ending: Ending) -> tuple[str | None, bool]:
+    """Of a session that ends like this: why it is never trained, None for one that may be (settled 9), and whether its reward is yet to
+    come from the run's reward source. What somebody has rewarded is not asked about."""
     if ending in ("reward_failed", "excluded"):
-        return ending
+        return (None if session["purpose"] == "eval" else ending), False
     total, rewarded = connection.execute(
         "SELECT count(*), count(reward) FROM interactions WHERE session_seq = ?", (session["seq"],)
     ).fetchone()
+    limits = groups.read_limits(connection)
+    awaits = limits is not None and limits.scored and total > 0 and rewarded == 0
+    if session["purpose"] == "eval":
+        return None, awaits  # never a candidate for training, so never dropped from it
     if total == 0:
-        return "empty"
-    if ending == "expired" and rewarded == 0:
-        return "expired"
-    settled = connection.execute(
-        f"SELECT 1 FROM task_groups WHERE seq = ? AND NOT ({groups.RUNNING})", (session["group_seq"],)
-    ).fetchone()
-    return "late" if settled else None  # its group went on without it
+        return "empty", False
+    if ending == "expired" and rewarded == 0 and not awaits:
+        return "expired", False
+    return (LATE, False) if went_on(connection, session["group_seq"]) else (None, awaits)
+
+
+def went_on(connection: Connection, group_seq: int) -> bool:
+    """Whether a group has been settled without those that had not ended well by then."""
+    where = f"WHERE seq = ? AND NOT ({groups.RUNNING})"
+    return connection.execute(f"SELECT 1 FROM task_groups {where}", (group_seq,)).fetchone() is not None
 
 
 def _exclude(connection: Connection, session_id: str, because: str, delete: bool, now: float) -> Session:
@@ -269,23 +258,7 @@ def _idle(connection: Connection, idle_since: float, busy: set[str], worker: str
     return [row["id"] for row in rows.fetchall() if row["id"] not in busy]
 
 
-def _touch(connection: Connection, session_seq: int, now: float) -> None:
-    connection.execute(
-        "UPDATE sessions SET last_active_at = ? WHERE seq = ? AND last_active_at < ?", (now, session_seq, now)
-    )
-
-
 # -- rows to nouns ---------------------------------------------------------------------------------
-
-
-def _running(connection: Connection, session_id: str) -> Row:
-    """The row of a running session; raises NotFound, or InvalidKey when it has ended."""
-    row: Row | None = connection.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
-    if row is None:
-        raise NotFound(f"no session {session_id!r}; start one with POST /rl/start_session")
-    if row["ending"] is not None:
-        raise InvalidKey(f"session {session_id!r} has {row['ending']}; start a new one with POST /rl/start_session")
-    return row
 
 
 def _one(connection: Connection, where: str, value: str | int) -> Session | None:
@@ -329,6 +302,7 @@ def to_session(row: Row) -> Session:
         excluded_because=row["excluded_because"],
         deleted_at=row["deleted_at"],
         request_id=row["request_id"],
+        awaits_reward_since=row["awaits_reward_since"],
     )
 
 

@@ -4,7 +4,7 @@
 
 Only content goes (messages, token ids, log-probs); sessions, interactions' facts, rewards, accounts and consumption stay, so every sum
 holds. A session may lose its content once it has ended and is out of training's reach: trained by a step that every recovery state
-holds, dropped, or an evaluation. Portions of a few sessions per transaction, oldest first, so that nobody waits behind it.
+holds, dropped, or an evaluation; what waits for its reward is still read. Portions of a few sessions per transaction, oldest first, so that nobody waits behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from areal.store.sql.training import served_version
 PORTION = 50  # sessions per transaction
 
 _OUT_OF_REACH = (
-    "s.ending IS NOT NULL AND s.deleted_at IS NULL AND (s.group_seq IS NULL OR s.drop_reason IS NOT NULL "
+    "s.ending IS NOT NULL AND s.deleted_at IS NULL AND s.awaits_reward_since IS NULL AND (s.group_seq IS NULL OR s.drop_reason IS NOT NULL "
     "OR g.dropped_at IS NOT NULL OR g.consumed_step <= :safe)"
 )
 _DUE = "(g.consumed_step <= :step OR (g.consumed_step IS NULL AND s.ended_at <= :beside) OR s.ended_at <= :time)"

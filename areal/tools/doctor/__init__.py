@@ -4,5 +4,5 @@
     findings = judge(found, run, requests, setting)                         # findings.py: what is lost, what it costs, what to do
     print(as_text(report)), as_json(report)                                 # report.py
 
-The command is areal/doctor.py: it starts the processes and runs the agent (agent_process.py).
+The command is areal/doctor.py: it starts the processes and runs the agent.
 """

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from areal.base.types import ExportStyle
+from areal.cluster.program import Ended
 from areal.config.rollout import RewardKey
 from areal.tools.doctor.advice import DROPPED, FORKED, MASKED, client_advice
-from areal.tools.doctor.agent_process import AgentRun
 from areal.tools.doctor.diagnosis import Diagnosis
 
 Severity = Literal["loss", "cost", "note"]
@@ -67,7 +67,7 @@ class Setting:
     timeout_s: float
 
 
-def judge(found: Diagnosis, run: AgentRun, requests: Requests, setting: Setting) -> tuple[Finding, ...]:
+def judge(found: Diagnosis, run: Ended, requests: Requests, setting: Setting) -> tuple[Finding, ...]:
     """All findings, the worst first."""
     every = [
         *_agent(run, setting, answered=bool(found.calls)),
@@ -83,7 +83,7 @@ def judge(found: Diagnosis, run: AgentRun, requests: Requests, setting: Setting)
     return tuple(sorted(every, key=lambda one: order.index(one.severity)))
 
 
-def _agent(run: AgentRun, setting: Setting, *, answered: bool) -> Iterator[Finding]:
+def _agent(run: Ended, setting: Setting, *, answered: bool) -> Iterator[Finding]:
     if run.timed_out:
         yield Finding(
             "agent_timeout", "loss", f"the agent did not end within {setting.timeout_s:g} s and was stopped",
@@ -93,7 +93,7 @@ def _agent(run: AgentRun, setting: Setting, *, answered: bool) -> Iterator[Findi
         played = "; a script plays as it stands: an agent that needs JSON or a tool call in the answer wants one that holds it " \
             "(--script FILE, docs/scripted.md), or a model (actor.path=…)"  # fmt: skip
         yield Finding(
-            "agent_failed", "loss", f"the agent {run.ended}",
+            "agent_failed", "loss", f"the agent {run.how}",
             "its output says why; a run in training that fails like this is dropped (reward_failed) or has no reward"
             f"{played if answered and setting.scripted else ''}",
         )  # fmt: skip

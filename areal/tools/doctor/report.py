@@ -16,8 +16,8 @@ from typing import Any
 
 from areal.base.redact import redact
 from areal.base.types import ExportStyle
+from areal.cluster.program import Ended
 from areal.proxy.statistics import Branch, TokenSums, merge_rate
-from areal.tools.doctor.agent_process import AgentRun
 from areal.tools.doctor.diagnosis import DIALECT_NAMES, Diagnosis, SessionFound
 from areal.tools.doctor.findings import Finding
 
@@ -29,10 +29,11 @@ _STYLES: tuple[ExportStyle, ...] = ("individual", "concat")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """answered_by: model or script, in words. rollouts: sessions that one training step takes (groups x samples)."""
+    """command: of the agent. answered_by: model or script, in words. rollouts: sessions that one training step takes (groups x samples)."""
 
     found: Diagnosis
-    run: AgentRun
+    command: str
+    run: Ended
     findings: tuple[Finding, ...]
     answered_by: str
     style: ExportStyle
@@ -47,10 +48,10 @@ def as_text(report: Report) -> str:
     """For people; ends with a line end."""
     found, tokens, tools = report.found, report.found.tokens, report.found.tools
     lines = [
-        f"areal doctor: {report.run.command}",
+        f"areal doctor: {report.command}",
         "",
         *_line("answered by", report.answered_by),
-        *_line("agent", f"{report.run.ended} after {report.run.seconds:.1f} s"),
+        *_line("agent", f"{report.run.how} after {report.run.seconds:.1f} s"),
         *_line("sessions", _sessions(found)),
         *_line("calls", _calls(found)),
         *_line("merge rate", _merge_rate(found)),
@@ -78,7 +79,7 @@ def as_json(report: Report) -> str:
         "trainable": report.trainable,
         "answered_by": report.answered_by,
         "agent": {
-            "command": report.run.command,
+            "command": report.command,
             "exit_code": report.run.exit_code,
             "seconds": round(report.run.seconds, 3),
             "timed_out": report.run.timed_out,
