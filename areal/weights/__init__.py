@@ -1,7 +1,7 @@
 """How a version of the weights travels from the ranks to the servers: one table of transfers.
 
     source("shared_memory", run_dir).publish(named_tensors, version)      # rank
-    sink("shared_memory", run_dir).receive(manifest)                      # server
+    sink("shared_memory", run_dir).receive(manifest)                      # server, one sink for all versions
 
 A transfer is one file here, one name in config/run.py's TransferName and one line in the table below.
 """
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from areal.base.errors import ConfigError
 from areal.weights.base import Sink, Source
+from areal.weights.delta import DeltaSink, DeltaSource
 from areal.weights.disk import DiskSink, DiskSource
 from areal.weights.shared_memory import SharedMemorySink, SharedMemorySource
 
@@ -28,6 +29,7 @@ class Transfer(NamedTuple):
 TRANSFERS: dict[str, Transfer] = {
     "shared_memory": Transfer(SharedMemorySource, SharedMemorySink),
     "disk": Transfer(DiskSource, DiskSink),
+    "delta": Transfer(DeltaSource, DeltaSink),
 }
 
 

@@ -5,7 +5,8 @@
     source.retire(older_version)
 
 A manifest is a small JSON object: {"transfer": name, "version": int, "path": folder, "files": [{"name", "bytes", "checksum"}]}.
-Names are Hugging Face parameter names, tied weights once. Transfers: table in weights/__init__.py (shared_memory, disk).
+Names are Hugging Face parameter names, tied weights once. Transfers: table in weights/__init__.py (shared_memory, disk,
+delta, whose manifests also name the versions that they build on).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Source(Protocol):
         ...
 
     def retire(self, version: int) -> None:
-        """Free what `publish(version)` wrote; unknown versions are ignored."""
+        """Free what `publish(version)` wrote, as soon as no other version builds on it; unknown versions are ignored."""
         ...
 
     def close(self) -> None:
@@ -33,7 +34,7 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """Receives what a Source published."""
+    """Receives what a Source published. One for the life of a server: it may hold what the next version builds on."""
 
     def receive(self, manifest: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Name -> tensor, complete and checked against the manifest. Raises WeightsRefused naming what differs."""

@@ -43,38 +43,54 @@ class TiedTensors:
         return False
 
 
+class ShardWriter:
+    """Writes `path_of(0)`, `path_of(1)`, … of at most shard_bytes (a larger tensor gets a file of its own), tied tensors once."""
+
+    def __init__(self, path_of: Callable[[int], Path], shard_bytes: int = SHARD_BYTES) -> None:
+        self._path_of = path_of
+        self._shard_bytes = shard_bytes
+        self._names: set[str] = set()
+        self._tied = TiedTensors()
+        self._done: list[tuple[Path, dict[str, Any]]] = []
+        self._writer = TensorFileWriter(path_of(0))
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Raises ShapeError for a repeated name, OSError when the medium is full."""
+        if name in self._names or name == "__metadata__":
+            raise ShapeError(f"weights: {name} comes twice or is no parameter name")
+        self._names.add(name)
+        if self._tied.seen(tensor):
+            return
+        if not self._writer.has_room(name, tensor, self._shard_bytes):
+            self._done.append((self._writer.path, self._writer.close()))
+            self._writer = TensorFileWriter(self._path_of(len(self._done)))
+        self._writer.add(name, tensor)
+
+    def close(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Path and manifest entry of each file. Raises ShapeError where there is no tensor."""
+        if not self._names:
+            raise ShapeError("weights: there is no tensor to publish")
+        return [*self._done, (self._writer.path, self._writer.close())]
+
+    def discard(self) -> None:
+        """Give up before `close` has returned: nothing is left behind."""
+        self._writer.discard()
+        for path, _ in self._done:
+            path.unlink(missing_ok=True)
+
+
 def write_shards(
     path_of: Callable[[int], Path], tensors: Iterable[tuple[str, torch.Tensor]], shard_bytes: int = SHARD_BYTES
 ) -> list[tuple[Path, dict[str, Any]]]:
-    """Writes `path_of(0)`, `path_of(1)`, … of at most shard_bytes (a larger tensor gets a file of its own).
-
-    Returns path and manifest entry of each file. On any error nothing is left behind. Raises ShapeError for a repeated
-    name, OSError when the medium is full.
-    """
-    names: set[str] = set()
-    tied = TiedTensors()
-    done: list[tuple[Path, dict[str, Any]]] = []
-    writer = TensorFileWriter(path_of(0))
+    """All of `tensors` through a ShardWriter. On any error nothing is left behind. Raises as that does."""
+    writer = ShardWriter(path_of, shard_bytes)
     try:
         for name, tensor in tensors:
-            if name in names or name == "__metadata__":
-                raise ShapeError(f"weights: {name} comes twice or is no parameter name")
-            names.add(name)
-            if tied.seen(tensor):
-                continue
-            if not writer.has_room(name, tensor, shard_bytes):
-                done.append((writer.path, writer.close()))
-                writer = TensorFileWriter(path_of(len(done)))
             writer.add(name, tensor)
-        if not names:
-            raise ShapeError("weights: there is no tensor to publish")
-        done.append((writer.path, writer.close()))
+        return writer.close()
     except BaseException:  # also Ctrl-C: a half-written file of gigabytes must not stay
         writer.discard()
-        for path, _ in done:
-            path.unlink(missing_ok=True)
         raise
-    return done
 
 
 def read_shards(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

@@ -55,7 +55,15 @@ DTYPES: Mapping[str, torch.dtype] = {
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+def dtype_name(tensor: torch.Tensor, name: str) -> str:
+    """What safetensors calls its dtype. Raises ShapeError naming the tensor where it has none for it."""
+    if tensor.dtype not in _DTYPE_NAMES:
+        raise ShapeError(f"{name} has dtype {tensor.dtype}, which safetensors cannot hold; convert it first")
+    return _DTYPE_NAMES[tensor.dtype]
+
+
+def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """[n] on the CPU, without a copy where it lies there already."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy()
 
@@ -88,14 +96,13 @@ class TensorFileWriter:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Raises ShapeError for a dtype that safetensors does not know, OSError when the medium is full."""
-        if tensor.dtype not in _DTYPE_NAMES:
-            raise ShapeError(f"{name} has dtype {tensor.dtype}, which safetensors cannot hold; convert it first")
-        data = _bytes_of(tensor)
+        dtype = dtype_name(tensor, name)
+        data = bytes_of(tensor)
         start = self.size - 8 - self._room
         self._write(data, self.size)
         self.size += len(data)
         self._entries[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "dtype": dtype,
             "shape": list(tensor.shape),
             "data_offsets": [start, start + len(data)],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -155,6 +156,17 @@ async def test_T065_a_flipped_byte_is_refused_at_verify_by_the_name_of_its_tenso
 
 def said(chunks: list[TokenChunk]) -> list[tuple[int, int]]:
     return [(int(chunk.token_ids[0]), int(chunk.versions[0])) for chunk in chunks]
+
+
+async def test_a_server_keeps_what_the_next_version_builds_on(folder: Path, published: Any) -> None:
+    backend = backend_of(folder)
+    first = published("delta", 1)
+    assert await backend.load_weights(first, 1) == 1
+    second = published("delta", 2)
+    shutil.rmtree(first["path"])  # it is not read again
+    assert await backend.load_weights(second, 2) == 2
+    assert {version for _, version in said(await collect(backend, request(9)))} == {2}
+    await backend.close()
 
 
 async def test_T065_a_load_that_comes_late_changes_nothing(folder: Path, published: Any) -> None:

@@ -42,10 +42,14 @@ T = TypeVar("T")
 
 
 def receive_through(run_dir: Path) -> Receive:
-    """Fetch published weights by the transfer that their manifest names."""
+    """Fetch published weights by the transfer that their manifest names, one sink for all versions."""
+    sinks: dict[str, weights.Sink] = {}
 
     def receive(manifest: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        return weights.sink(str(manifest.get("transfer")), run_dir).receive(manifest)
+        name = str(manifest.get("transfer"))
+        if name not in sinks:
+            sinks[name] = weights.sink(name, run_dir)
+        return sinks[name].receive(manifest)
 
     return receive
 
