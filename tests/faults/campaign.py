@@ -137,16 +137,17 @@ class Campaign:
             self._start()
 
     def _kill(self, kill: Kill) -> None:
-        """Of a run that is up; it is up again when this returns."""
+        """Of a run that is up; it is up again when this returns. After a gateway that stands by itself nothing starts."""
+        moment = "soon" if kill.moment == STARTING else kill.moment
         victims, pids = list(kill.victims), [pid for pid in map(self.target.pid, kill.victims) if pid is not None]
         for _ in range(kill.after_steps):
             MOMENTS["consumed"](self.watch)
-        came = MOMENTS[kill.moment](self.watch)
+        came = MOMENTS[moment](self.watch)
         if self.target.ended:
             self._found([f"the run ended by itself: {self.target.until_ended()[1][-2000:]}"], "between two kills")
             return self._up()
         kill_at_once(pids)
-        where = self._count(victims, kill.moment if came else "soon")
+        where = self._count(victims, moment if came else "soon")
         if victims == ["gateway"] and self.target.gateway is not None:
             self.target.restart_gateway()
             return self._look(where)
