@@ -1,4 +1,4 @@
-"""The Python programs of README.md, docs/quickstart.md and docs/http.md run as they are printed."""
+"""The Python programs of README.md, docs/quickstart.md, docs/tutorial_online.md and docs/http.md run as they are printed."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ async def test_a_program_that_plays_a_session(make_service: Any, page: str) -> N
     assert (session.ending, session.interaction_count) == ("ended", 1)
     [one] = await service.store.sessions.interactions("sum-1")
     assert one.reward == 1.0
+
+
+async def test_a_program_that_asks_under_a_key_that_it_is_given(make_service: Any) -> None:
+    service = await make_service(LINES)
+    key = await service.start()
+    done = await asyncio.to_thread(run, "docs/tutorial_online.md", service.url, key)
+    assert (done.returncode, done.stdout) == (0, "It is 183\n"), done.stderr
+    assert len(await service.recorded(key)) == 1
 
 
 async def test_a_program_that_speaks_three_protocols(make_service: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import stat
@@ -17,11 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from areal.__main__ import main
 from areal.base.logs import parse_line
 from areal.base.metrics import read_metrics
 from areal.rollout.recovery import newest_good
 from areal.store import codec, open_store, store_url
 from tests.books import balanced
+from tests.docs.blocks import blocks
+from tests.docs.ways import way_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
@@ -100,6 +104,19 @@ def test_every_recorded_token_is_trained_masked_dropped_or_still_waiting(run: Pa
     for row in units.values():
         parts = (int(row[name]) for name in ("trained", "masked", "dropped", "waiting", "open"))
         assert int(row["recorded"]) == sum(parts) > 0
+
+
+RUN_COMMANDS = sorted({one for block in blocks() for one in block.commands if getattr(way_of(one), "how", "") == "run"})
+
+
+@pytest.mark.parametrize("command", RUN_COMMANDS)
+def test_a_documented_command_on_a_finished_run(
+    run: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where it writes what it writes
+    areal, *words = shlex.split(re.sub(r"runs/[\w/-]+|\bRUN\b", str(run), command.partition(" > ")[0]))
+    assert (areal, main(words)) == ("areal", 0), capsys.readouterr().err
+    assert capsys.readouterr().out or any(tmp_path.iterdir())
 
 
 def replayed(run: Path, step: int, *flags: str) -> tuple[int, str]:

@@ -1,0 +1,115 @@
+"""Every command block of README, docs and examples is run by a test, or is listed with the reason why not (ways.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.config.command_line import parse
+from areal.config.rollout import AgentConfig
+from areal.config.startable import why_not
+from areal.web.auth import DEFAULT_ADMIN_KEY
+from tests.docs.blocks import ROOT, SHELLS, Block, blocks
+from tests.docs.ways import PROGRAMS, WAYS, way_of
+from tests.proxy.service import make_service
+
+__all__ = ["make_service"]
+SHELL_BLOCKS = [block for block in blocks() if block.language in SHELLS]
+COMMANDS = sorted({command for block in SHELL_BLOCKS for command in block.commands})
+PROGRAM = re.compile(r"^(\$ )?(areal [a-z]+|python3?|pip|make|curl|bash|npm|export) ", re.MULTILINE)
+QUESTION = '{"messages": [{"role": "user", "content": "hi"}]}'
+LINES = [{"pieces": ["It", " is", " 183", "<|im_end|>"]}] * 50
+
+
+def how(command: str) -> str:
+    way = way_of(command)
+    return way.how if way else ""
+
+
+def test_every_command_is_run_by_a_test_or_listed_with_the_reason() -> None:
+    unknown = [f"{block}: {command}" for block in SHELL_BLOCKS for command in block.commands if way_of(command) is None]
+    assert not unknown, "write how each is run into tests/docs/ways.py:\n" + "\n".join(unknown)
+
+
+def test_every_line_of_the_table_is_used() -> None:
+    used = {way_of(command) for command in COMMANDS}
+    assert [way.pattern for way in WAYS if way not in used] == []
+
+
+def test_commands_stand_in_blocks_that_say_so() -> None:
+    found = [str(block) for block in blocks() if block.language in ("", "text") and PROGRAM.search(block.text)]
+    assert not found, "mark these as bash or console: " + ", ".join(found)
+
+
+@pytest.mark.parametrize("named", sorted({way.by for way in WAYS if way.how == "test"} | set(PROGRAMS.values())))
+def test_the_tests_that_are_named_exist(named: str) -> None:
+    file, _, name = named.partition("::")
+    assert re.search(rf"def {name}", (ROOT / file).read_text("utf-8"))
+
+
+def test_every_python_program_is_run_by_a_test() -> None:
+    pages = [block.page for block in blocks() if block.language == "python"]
+    assert sorted(set(pages)) == sorted(PROGRAMS)
+    for block in blocks():
+        if block.language == "python":
+            compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if how(command) == "dry"])
+def test_a_configuration_can_start(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command)
+    parsed = parse(words[words.index("--config") :])
+    assert why_not(parsed.config) == []
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if how(command) == "tool"])
+def test_a_tool_runs(command: str) -> None:
+    done = bash(command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def service_blocks() -> list[Block]:
+    return [block for block in SHELL_BLOCKS if any(how(command) == "service" for command in block.commands)]
+
+
+@pytest.mark.parametrize("block", service_blocks(), ids=str)
+async def test_a_block_plays_with_a_service(block: Block, make_service: Any) -> None:
+    """As it is printed, but for the address, and KEY, which stands for the key that was printed before."""
+    admin = "my-secret-admin-key" if "my-secret-admin-key" in block.text else DEFAULT_ADMIN_KEY
+    service = await make_service(LINES, parts={"agent": AgentConfig(admin_api_key=admin)})
+    script = "\n".join(command for command in block.commands if how(command) == "service")
+    script = script.replace("http://127.0.0.1:8090", service.url)
+    if "--api-key KEY" in script:
+        first, *rest = script.splitlines()
+        agent = f"curl -sSf {service.url}/v1/chat/completions -H \"Authorization: Bearer $KEY\" -d '{QUESTION}'"
+        script = "\n".join([f"KEY=$({first} | sed -n 's/^key: //p')", agent, *rest])
+        script = script.replace("--api-key KEY", "--api-key $KEY")
+    done = await asyncio.to_thread(bash, f"set -euo pipefail\n{script}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"error"' not in done.stdout
+    recorded = await service.store.reading.recent()
+    assert any(one.session.ending in ("ended", "refreshed") for one in recorded)
+
+
+def bash(script: str) -> subprocess.CompletedProcess[str]:
+    """With this interpreter as `python`, `python3` and `areal`."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
