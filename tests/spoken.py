@@ -9,14 +9,14 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDE = ROOT / "areal" / "base" / "guide.py"  # says what others say
+GUIDE = ROOT / "areal" / "base" / "guide"  # says what others say
 
 
 @cache
 def spoken() -> tuple[str, ...]:
     """Texts of areal/, examples/ and scripts/; of shell scripts, whole files."""
     files = [path for folder in ("areal", "examples", "scripts") for path in sorted((ROOT / folder).rglob("*.py"))]
-    texts = [text for path in files if path != GUIDE for text in _texts(ast.parse(path.read_text("utf-8")))]
+    texts = [text for path in files if path.parent != GUIDE for text in _texts(ast.parse(path.read_text("utf-8")))]
     shell = [re.sub(r"\$\{?\w+\}?", "…", path.read_text("utf-8")) for path in sorted((ROOT / "scripts").glob("*.sh"))]
     return tuple(texts + shell)
 

@@ -1,6 +1,6 @@
 """docs/troubleshooting.md out of the error guide: `python -m areal.tools.troubleshooting > docs/troubleshooting.md`.
 
-A test keeps the page equal to base/guide.py, and that to what the programs say.
+A test keeps the page equal to base/guide, and that to what the programs say.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from areal.base.guide import GUIDE, Situation
 HEAD = """# Troubleshooting
 
 What you meet, how the message reads (`…` stands for a value), why it comes, what to do. Every message of areal ends with its remedy; this page adds
-the cause. It is generated from areal/base/guide.py: `python -m areal.tools.troubleshooting > docs/troubleshooting.md`.
+the cause. It is generated from areal/base/guide: `python -m areal.tools.troubleshooting > docs/troubleshooting.md`.
 
 When nothing here fits: `areal doctor --agent "…"` tries an agent without training ([doctor.md](doctor.md)), `areal status RUN` says how a run stands
 ([accounting.md](accounting.md)), and the run's `logs/` hold one file per process.
