@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -32,6 +32,7 @@ from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.algorithms import kl_off_the_reward, resolved
 from areal.config.backend_spec import parse_backend
+from areal.config.own_agents import runs_agents
 from areal.config.recorded import Recorded
 from areal.config.run import RecoverConfig, RunConfig, SaverConfig
 from areal.config.show import masked_yaml, secretless_tree
@@ -44,7 +45,7 @@ from areal.rollout import metrics as _declared  # noqa: F401  declares the names
 from areal.rollout.advisor import SpeedAdvisor
 from areal.rollout.batch import Recipe
 from areal.rollout.batcher import Batcher
-from areal.rollout.datasets import comes_from, endless, read_tasks
+from areal.rollout.datasets import Task, comes_from, endless
 from areal.rollout.dispatcher import Dispatcher
 from areal.rollout.evaluation import Evaluation
 from areal.rollout.history import History, Life
@@ -54,6 +55,7 @@ from areal.rollout.recovery import Start, take_up
 from areal.rollout.retention import Upholder, retention_of
 from areal.rollout.snapshots import Purpose, Schedule, Snapshots
 from areal.rollout.staleness import StalenessGate
+from areal.rollout.task_files import read_tasks
 from areal.rollout.weights import WeightPublisher
 from areal.store import open_store
 from areal.store.base import Given, Store
@@ -117,6 +119,9 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         stack.enter_context(open_log(folder.logs / "train.log", run_id=run_id))
         (folder.logs / "gateway.log").touch(mode=0o600)
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
+        tasks, held_out = (
+            read_tasks(path) if path else [] for path in (config.train_dataset.path, config.evaluator.path)
+        )
         start = await asyncio.to_thread(take_up, config, folder)
         _say_what_changed(config, folder.root / "config.yaml")
         write_atomic(folder.root / "config.yaml", masked_yaml(config).encode())
@@ -131,7 +136,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         metrics = stack.enter_context(MetricsFile(folder.metrics_path, run_id))
         store_url = choose_store(folder.root, config.store.url, run_id)
         store = await stack.enter_async_context(await open_store(store_url))
-        given = await _take_up(config, store, start, incarnation)
+        given = await _take_up(config, tasks, store, start, incarnation)
         await stack.enter_async_context(Upholder(store.upkeep, retention_of(config), folder.checkpoints))
         gate = await StalenessGate.open(
             store.training, limits_of(config), incarnation=incarnation, first_step=start.step
@@ -144,8 +149,10 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             await nets.restore(str(start.found.path))
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url)
+        if not runs_agents(config):
+            announce("RLTrainer", f"waiting for agents at {gateway_url}/v1")
         trained = (await store.training.counts()).consumed
-        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, given))
+        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, tasks, given))
         yield Run(
             config=config,
             folder=folder,
@@ -153,8 +160,10 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             store=store,
             gate=gate,
             batcher=_batcher(config, gate, store),
-            learner=await _learner(stack, launch, start, nets, servers, workers, metrics, trained=trained),
-            evaluation=_evaluation(config, dispatcher),
+            learner=await _learner(
+                stack, launch, start, nets, servers, workers, metrics, trained=trained, tasks=len(tasks)
+            ),
+            evaluation=_evaluation(config, held_out, dispatcher),
             dispatcher=dispatcher,
             metrics=metrics,
             history=stack.enter_context(_history(launch, start, incarnation)),
@@ -184,14 +193,15 @@ def _history(launch: Launch, start: Start, incarnation: str) -> History:
     return History.open(launch.folder.steps, life)
 
 
-async def _take_up(config: RunConfig, store: Store, start: Start, incarnation: str) -> dict[str, Given]:
+async def _take_up(
+    config: RunConfig, tasks: Sequence[Task], store: Store, start: Start, incarnation: str
+) -> dict[str, Given]:
     """What an earlier life of this run left in the store: steps that are lost are trained again, agents that died with it end. Returns
     the tasks that were given out."""
     given: dict[str, Given] = {}
     freed = await store.training.release_after(start.step, incarnation)
-    if config.rollout.agent.mode == "inline":
-        path = config.train_dataset.path
-        given = await store.training.interrupt(comes_from(read_tasks(path) if path else []))
+    if runs_agents(config):
+        given = await store.training.interrupt(comes_from(tasks))
         await store.sessions.expire(time.time(), [])
     if start.found:
         announce("RLTrainer", f"resumed from {start.found.path}: step {start.step}, {freed} groups to be trained again")
@@ -208,6 +218,7 @@ async def _learner(
     metrics: MetricsFile,
     *,
     trained: int,
+    tasks: int,
 ) -> Learner | None:
     if nets is None:
         return None
@@ -223,7 +234,7 @@ async def _learner(
     snapshots = Snapshots(
         launch.folder.checkpoints,
         nets,
-        _schedules(config),
+        _schedules(config, tasks),
         keep=config.saver.keep,
         origin=start.origin,
         found=start.found,
@@ -237,10 +248,9 @@ async def _learner(
     )
 
 
-def _schedules(config: RunConfig) -> dict[Purpose, Schedule]:
-    """When models and recovery states are due."""
-    dataset = config.train_dataset
-    epoch_groups = len(read_tasks(dataset.path)) if dataset.path else 0
+def _schedules(config: RunConfig, tasks: int) -> dict[Purpose, Schedule]:
+    """When models and recovery states are due. tasks: in an epoch, which is as many groups."""
+    epoch_groups = float(tasks)
     sections: dict[Purpose, SaverConfig | RecoverConfig] = {"saver": config.saver, "recover": config.recover}
     return {
         purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_groups)
@@ -286,7 +296,7 @@ def recipe_of(config: RunConfig) -> Recipe:
 def stale_policy(config: RunConfig) -> Literal["drop", "mask", "wait"]:
     """What becomes of tokens that are too old (settled 19)."""
     policy = config.rollout.stale_tokens
-    return policy if policy != "auto" else "mask" if config.rollout.agent.mode == "online" else "drop"
+    return policy if policy != "auto" else "drop" if runs_agents(config) else "mask"
 
 
 def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
@@ -304,12 +314,17 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
 
 
 def _dispatcher(
-    config: RunConfig, workers: list[JsonClient], gate: StalenessGate, store: Store, given: Mapping[str, Given]
+    config: RunConfig,
+    workers: list[JsonClient],
+    gate: StalenessGate,
+    store: Store,
+    tasks: Sequence[Task],
+    given: Mapping[str, Given],
 ) -> Dispatcher:
-    tasks, dataset = None, config.train_dataset
-    if config.rollout.agent.mode == "inline" and dataset.path:
-        tasks = endless(read_tasks(dataset.path), seed=config.seed, shuffle=dataset.shuffle, given=given)
-    return Dispatcher(workers, gate, store.training, n_samples=config.gconfig.n_samples, tasks=tasks)
+    feed = None
+    if runs_agents(config):
+        feed = endless(tasks, seed=config.seed, shuffle=config.train_dataset.shuffle, given=given)
+    return Dispatcher(workers, gate, store.training, n_samples=config.gconfig.n_samples, tasks=feed)
 
 
 def _advisor(config: RunConfig, store: Store, gate: StalenessGate, metrics: MetricsFile) -> SpeedAdvisor:
@@ -322,8 +337,7 @@ def _advisor(config: RunConfig, store: Store, gate: StalenessGate, metrics: Metr
     return SpeedAdvisor(store.reading, gate, metrics, generating=generating, training=training)
 
 
-def _evaluation(config: RunConfig, dispatcher: Dispatcher) -> Evaluation:
-    held_out = read_tasks(config.evaluator.path) if config.evaluator.path else []
+def _evaluation(config: RunConfig, held_out: Sequence[Task], dispatcher: Dispatcher) -> Evaluation:
     return Evaluation(held_out, dispatcher, freq_steps=config.evaluator.freq_steps)
 
 

@@ -35,6 +35,7 @@ from areal.cluster import start_scheduler
 from areal.cluster.program import Ended, run_program
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import unless_a_process_dies
+from areal.config.agents import ProcessConfig
 from areal.config.backend_spec import parse_backend
 from areal.config.load import resolve as resolve_config
 from areal.config.rollout import ScriptedConfig
@@ -121,7 +122,13 @@ def _for_one_agent(command: Command, folder: RunFolder) -> RunConfig:
         write_atomic(Path(script), ANSWERS.encode())
     if script is not None:
         read_script(script)  # a wrong line is said before anything starts
-    own = {"mode": "online", "gateway_port": command.port}
+    own = {
+        "mode": "online",
+        "gateway_port": command.port,
+        "command": None,
+        "framework": None,
+        "process": ProcessConfig(),
+    }
     rollout: dict[str, object] = {"workers": 1, "agent": config.rollout.agent.model_copy(update=own)}
     if script is not None:
         rollout |= {"backend": "scripted:d1", "scripted": ScriptedConfig(path=script)}

@@ -1,10 +1,13 @@
 """The agent file of `--agent-config`: a Python file that defines AGENT_CONFIG, as the agent itself imports it.
 
     AGENT_CONFIG = {"model_base_url": "http://localhost:9000/gateway/v1", "model_name": "default",
-                    "api_key": "gateway-internal-token", "max_turns": 10}
+                    "api_key": "gateway-internal-token", "max_turns": 10,
+                    "command": ["python", "agent.py", "{prompt}"], "tasks": "tasks.jsonl"}
 
-Its api_key becomes the gateway's internal token, its URL says on which port the agent will knock. The file is the
-user's own code and is executed. Used by load.py.
+Its api_key becomes the gateway's internal token, its URL says on which port the agent will knock. command and tasks are optional: with
+them the run starts this agent itself, once per try of a task (docs/agents.md). tasks is what train_dataset.path may be, or a list of
+texts and objects in the file itself. The file is the user's own code and is executed. Used by load.py, and by rollout/task_files.py for
+such a list.
 """
 
 from __future__ import annotations
@@ -19,8 +22,7 @@ from areal.base.errors import ConfigError
 from areal.base.hosts import names_loopback
 from areal.config.settings import AGENT_FILE, Setting, Settings
 
-_KNOWN = ("model_base_url", "model_name", "api_key", "max_turns")
-_NOT_YET = ("command", "tasks")
+_KNOWN = ("model_base_url", "model_name", "api_key", "max_turns", "command", "tasks")
 _PRINTED_PORT = 8080  # the second text prints this port, and the gateway's real one in a comment beside it
 _GATEWAY_PORT = 9000
 
@@ -37,13 +39,27 @@ def read_agent_file(path: Path) -> tuple[Settings, list[str]]:
     put("rollout.agent.mode", "online", "AGENT_CONFIG")
     if "api_key" in agent:
         put("rollout.agent.internal_token", agent["api_key"], "api_key")
-    if "max_turns" in agent:
-        put("rollout.agent.max_turns", agent["max_turns"], "max_turns")
+    for name in ("max_turns", "model_name", "command"):
+        if agent.get(name) is not None:
+            put(f"rollout.agent.{name}", agent[name], name)
+    if (tasks := agent.get("tasks")) is not None:
+        put("train_dataset.path", tasks if isinstance(tasks, str) else str(path), "tasks")
     if "model_base_url" in agent:
         port, note = _port(str(agent["model_base_url"]), path)
         put("rollout.agent.gateway_port", port, "model_base_url")
         notes += note
     return settings, notes
+
+
+def listed_tasks(path: Path) -> list[str | dict[str, Any]]:
+    """The tasks that stand in the file itself. Raises ConfigError naming the one that is none."""
+    tasks = _agent_config(path).get("tasks")
+    if not isinstance(tasks, list | tuple):
+        raise ConfigError(f'{path}: AGENT_CONFIG has no list of tasks; write "tasks": ["…", {{"prompt": "…"}}]')
+    for number, task in enumerate(tasks):
+        if not isinstance(task, str | dict):
+            raise ConfigError(f"{path}: tasks[{number}] is {task!r:.80}; a task is a text or an object")
+    return list(tasks)
 
 
 def _agent_config(path: Path) -> Mapping[str, Any]:
@@ -57,13 +73,7 @@ def _agent_config(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path} imports what is not installed here: {error}") from None
     if not isinstance(agent, Mapping):
         raise ConfigError(f"{path} defines no AGENT_CONFIG = {{...}}; known entries are {', '.join(_KNOWN)}")
-    unbuilt = [name for name in _NOT_YET if agent.get(name) is not None]
-    if unbuilt:
-        raise ConfigError(
-            f"{path}: {' and '.join(unbuilt)} (the trainer starting this agent by itself) is not part of this version; "
-            "take it out and start the agent yourself, or set rollout.agent.path to run one inside"
-        )
-    unknown = sorted(set(agent) - {*_KNOWN, *_NOT_YET})
+    unknown = sorted(set(agent) - set(_KNOWN))
     if unknown:
         raise ConfigError(
             f"{path}: AGENT_CONFIG has unknown entries {', '.join(unknown)}; known are {', '.join(_KNOWN)}"

@@ -53,7 +53,9 @@ def _aliases() -> Iterator[str]:
 def _kinds(key: Key) -> str:
     words = []
     for kind in key.kinds:
-        if get_origin(kind) is not None:
+        if get_origin(kind) is list:
+            words.append("list")
+        elif get_origin(kind) is not None:
             words += [f"`{choice}`" for choice in get_args(kind)]
         else:
             words.append(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from areal.config.agents import ProcessConfig
 from areal.config.engine import Dtype
 from areal.config.section import Section
 
@@ -24,13 +25,22 @@ RewardSource = Literal["client", "reward_model", "judge_model"]
 
 class AgentConfig(Section):
     mode: AgentMode = "inline"
-    """inline: agents run in the rollout worker; subproc: in a process pool; online: they come over HTTP."""
+    """inline: agents run in the rollout worker; subproc: in a process pool; online: they come over HTTP, or are programs that the service
+    starts (`command`, `framework`)."""
     path: str | None = None
-    """The agent that inline and subproc run, as `module:attribute`: an object with `async run(task, *, base_url, api_key)`."""
+    """The agent that the service runs, as `module:attribute`: an object with `run(task, *, base_url, api_key)`; a coroutine function, or with
+    mode subproc a plain one. With framework langchain also a function that makes the agent of a chat model (docs/agents.md)."""
+    command: list[str] | str | None = None
+    """In mode online: the command line of an agent that the service starts for each try of a task, with placeholders such as {prompt};
+    base URL and key stand in its environment (docs/agents.md). null = the framework's own, or agents come over HTTP by themselves."""
+    model_name: str = "default"
+    """The model that agents which the service starts ask for; any name is the policy's."""
     max_turns: int = Field(32, ge=1)
-    """Most model calls of one session that opened by itself, under the internal token; the last one ends it."""
+    """Most model calls of one session that opened by itself, under the internal token; the last one ends it. Drivers of frameworks that
+    have such a limit (langchain, claude_code) and the placeholder {max_turns} pass it on."""
     framework: Framework | None = None
-    """Which agent comes over HTTP; implies online mode and says it in the log. All of them use the same gateway."""
+    """Which agent it is; implies online mode. With tasks (train_dataset.path) the service starts it for each try, as its driver knows how;
+    without, it is waited for. All of them use the same gateway."""
     reward_source: RewardSource = "client"
     """Who rewards: the client by /rl/set_reward, or a model of the upstream channel."""
     admin_api_key: str = Field("areal-admin-key", json_schema_extra={"secret": True})
@@ -67,6 +77,7 @@ class AgentConfig(Section):
     """How the model marks its reasoning. qwen3: as its chat template shows, else <think>; deepseek_r1: it always thinks first."""
     max_body_bytes: int = Field(32 * 2**20, ge=1024)
     """Largest request body, also after decompression."""
+    process: ProcessConfig = ProcessConfig()
 
 
 class NativeConfig(Section):

@@ -25,7 +25,8 @@ class DatasetConfig(Section):
     """Most groups one step takes where more are finished by the time it starts; null = batch_size. More than one step's worth can be waiting
     only where rollout.max_head_offpolicyness is above 0; at 0 every step takes exactly batch_size."""
     path: str | None = None
-    """JSONL of tasks for inline and subproc agents; online agents bring their own."""
+    """Tasks for agents that the service starts: a JSONL or Parquet file, one task a line, or `reasoning-gym:NAME?size=500&seed=1` for generated
+    ones (docs/agents.md). null = agents bring their own."""
     shuffle: bool = True
     """A new order of the tasks in every pass, fixed by seed."""
 
@@ -61,9 +62,9 @@ class RecoverConfig(Section):
 
 class EvaluatorConfig(Section):
     path: str | None = None
-    """JSONL of held-out tasks, tried once each before the first and after the last step; null = no evaluation."""
+    """Held-out tasks, as in train_dataset.path, tried once each before the first and after the last step; null = no evaluation."""
     agent: str | None = None
-    """The agent that tries them, as `module:attribute`; null = rollout.agent.path."""
+    """The agent that tries them, as `module:attribute`; null = rollout.agent.path, else whatever agent the service starts for training."""
     freq_steps: int | None = Field(None, ge=1)
     """Also every so many steps; null = only before and after."""
     temperature: float = Field(0.0, ge=0, le=2)

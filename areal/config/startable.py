@@ -3,7 +3,7 @@
     why_not(config)             # sentences, all of them; --dry-run shows them
     refuse_unstartable(config)  # ConfigError with them, before anything starts
 
-What is not built is supported.py's table, what could never learn is learnable.py's; what other keys need of each other stands here. Used by train.py, doctor.py
+What is not built is supported.py's table, what could never learn is learnable.py's, what agents and tasks need is own_agents.py's; what other keys need of each other stands here. Used by train.py, doctor.py
 and command_line.py.
 """
 
@@ -16,6 +16,7 @@ from areal.base.errors import ConfigError
 from areal.config.backend_spec import parse_backend
 from areal.config.engine import ActorConfig
 from areal.config.learnable import cannot_learn
+from areal.config.own_agents import agent_problems
 from areal.config.run import RunConfig
 from areal.config.supported import reasons
 
@@ -24,7 +25,7 @@ def why_not(config: RunConfig) -> list[str]:
     """One line per reason; empty for what can start."""
     return (
         reasons(config)
-        + _agents_and_tasks(config)
+        + agent_problems(config)
         + _model_and_queue(config)
         + _files_that_are_not_there(config)
         + _kept_in_vain(config)
@@ -40,39 +41,6 @@ def refuse_unstartable(config: RunConfig) -> None:
     found = why_not(config)
     if found:
         raise ConfigError("\n".join(found))
-
-
-def _agents_and_tasks(config: RunConfig) -> list[str]:
-    agent, tasks, evaluator, found = config.rollout.agent, config.train_dataset.path, config.evaluator, []
-    if agent.mode == "inline" and not (agent.path and tasks):
-        found.append(
-            "rollout.agent.mode is inline but there is no agent or no tasks: set rollout.agent.path (module:attribute) and "
-            "train_dataset.path (JSONL), or rollout.agent.mode=online to let agents come over HTTP"
-        )
-    if agent.mode == "online" and tasks:
-        found.append(
-            f"train_dataset.path={tasks}: agents that come over HTTP bring their own tasks, so nobody reads it; take it out, or "
-            "set rollout.agent.mode=inline"
-        )
-    for name, section in (("saver", config.saver), ("recover", config.recover)):
-        if section.freq_epochs and not tasks:
-            found.append(
-                f"{name}.freq_epochs={section.freq_epochs}: without train_dataset.path there are no epochs; set {name}.freq_steps or "
-                f"{name}.freq_secs"
-            )
-    if evaluator.path and not (evaluator.agent or agent.path):
-        found.append("evaluator.path needs an agent to try its tasks: set evaluator.agent (module:attribute)")
-    if evaluator.agent and not evaluator.path:
-        found.append(
-            f"evaluator.agent={evaluator.agent}: there are no tasks for it; set evaluator.path, or take it out"
-        )
-    if agent.internal_token and config.gconfig.n_samples > 1:
-        found.append(
-            f"gconfig.n_samples={config.gconfig.n_samples}: a session that opens by itself, under rollout.agent.internal_token, is "
-            "a task of its own, so its group would wait for other tries until it is dropped; set gconfig.n_samples=1 (sessions "
-            "are then compared over the batch), or take the token out and start the tries of a task with start_session"
-        )
-    return found
 
 
 def _model_and_queue(config: RunConfig) -> list[str]:
@@ -104,8 +72,6 @@ def _model_and_queue(config: RunConfig) -> list[str]:
 
 def _files_that_are_not_there(config: RunConfig) -> list[str]:
     named = {
-        "train_dataset.path": (config.train_dataset.path, "a JSONL file, one task a line"),
-        "evaluator.path": (config.evaluator.path, "a JSONL file, one task a line"),
         "rollout.scripted.path": (config.rollout.scripted.path, "a script (docs/scripted.md)"),
         "rollout.agent.chat_template": (config.rollout.agent.chat_template, "a Jinja file, or take it out"),
     }

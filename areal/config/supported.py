@@ -57,11 +57,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("rollout.backend", _engine("sglang"), "SGLang is not part of this version; use rollout.backend=native:d1"),
     Refusal("rollout.backend", _engine("vllm"), "vLLM is not part of this version; use rollout.backend=native:d1"),
     Refusal(
-        "rollout.agent.mode",
-        lambda t: t == "subproc",
-        "subproc agents are not part of this version; use inline or online",
-    ),
-    Refusal(
         "rollout.agent.reward_source",
         lambda t: t != "client",
         "rewards from a model are not part of this version; use client and call /rl/set_reward",
@@ -101,7 +96,8 @@ def _contradictions(config: RunConfig) -> list[str]:
         )
     if agent.internal_token and agent.internal_token == agent.admin_api_key:
         found.append("rollout.agent.internal_token is the admin key, which no agent may hold; set it to another secret")
-    if agent.max_turns != AgentConfig().max_turns and not agent.internal_token:
+    started = agent.mode == "online" and config.train_dataset.path and (agent.command or agent.framework)
+    if agent.max_turns != AgentConfig().max_turns and not agent.internal_token and not started:
         found.append(
             f"rollout.agent.max_turns={agent.max_turns}: only sessions that open by themselves have a last turn; set "
             "rollout.agent.internal_token (or --agent-config FILE with an api_key), or take max_turns out"

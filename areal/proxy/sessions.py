@@ -191,6 +191,10 @@ class Sessions:
         live = self._live.get(key.hash)
         return row, live.in_flight if live is not None and live.id == row.id else 0
 
+    def model_key(self, key: SessionKey) -> str:
+        """A key that opens the model routes of this session and nothing else."""
+        return self._keys.model_key(key)
+
     async def drain(self, bound_s: float = 20.0) -> None:
         """Start no more sessions; wait until no model call is in flight, at most bound_s. The sessions live on in the
         store, and another process takes them over."""

@@ -1,6 +1,6 @@
 """`POST /agents/run`: one run of an agent inside a worker, as a session like any other.
 
-    AgentRuns(config, sessions, base_url=url, run_token=token).add_to(app)
+    async with AgentRuns(config, sessions, base_url=url, run_token=token) as runs: runs.add_to(app)
     {"task_id", "task", "purpose", "request_id"} -> {"session_id", "reward", "error"}
 
 The answer comes when the agent is done. Its session is ended before: `ended` with its reward, or `reward_failed` if the agent
@@ -15,17 +15,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
-from contextlib import suppress
-from typing import Any
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Self
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from areal.base.errors import BadRequest, StoreError
+from areal.base.errors import BadRequest, CallFailed, StoreError
 from areal.base.types import Ending, Purpose
 from areal.config.run import RunConfig
 from areal.proxy.sessions import Sessions, StartRequest
-from areal.rollout.agents import Agent, load_agent, rewards_of
+from areal.rollout.agent_choice import PooledAgent, agents_of
+from areal.rollout.agent_output import speaking
+from areal.rollout.agents import Agent, rewards_of
+from areal.rollout.programs import ProgramAgent
+from areal.store.base import Reading
 from areal.web.app import Application, add_route, send_json
 from areal.web.auth import SessionKey, presented_keys, require
 from areal.web.body import disconnected, read_body
@@ -46,18 +50,38 @@ class RunRequest(msgspec.Struct, frozen=True):
 
 
 class AgentRuns:
-    """Runs the configured agents. Agents are loaded at start, so that a wrong path is an error before any session."""
+    """Runs the configured agents (agent_choice.py). `async with` starts the processes that some of them live in. reading: where the rewards
+    of an evaluation stand that an agent has set itself."""
 
-    def __init__(self, config: RunConfig, sessions: Sessions, *, base_url: str, run_token: str) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        sessions: Sessions,
+        *,
+        reading: Reading | None = None,
+        base_url: str,
+        run_token: str,
+    ) -> None:
+        agent = config.rollout.agent
         self._sessions = sessions
+        self._reading = reading
         self._base_url = f"{base_url}/v1"
         self._token = run_token
-        own, evaluator = config.rollout.agent.path, config.evaluator
-        wanted = {"train": config.rollout.agent.mode == "inline", "eval": bool(evaluator.path)}
-        paths = {"train": own, "eval": evaluator.agent or own}
-        self._agents: dict[str, Agent] = {
-            purpose: load_agent(path) for purpose, path in paths.items() if path and wanted[purpose]
-        }
+        self._own_rewards = agent.reward_source == "client"
+        self._model_keys = not self._own_rewards or agent.reward_key == "admin"
+        self._slots = asyncio.Semaphore(agent.process.max_running)
+        self._agents = agents_of(config)
+        self._warned = False
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for agent in set(self._agents.values()):
+            if isinstance(agent, PooledAgent):
+                await self._stack.enter_async_context(agent)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
 
     def add_to(self, app: Application) -> None:
         add_route(app, "/agents/run", self._handle)
@@ -80,12 +104,19 @@ class AgentRuns:
             await asyncio.wait({work, gone})
 
     async def run(self, request: RunRequest) -> dict[str, Any]:
-        """Start a session, run the agent in it, reward it, end it."""
+        """Start a session, run the agent in it, reward it, end it. An agent in processes of its own first waits for one, so that its
+        session does not age meanwhile."""
         agent = self._agents.get(request.purpose)
         if agent is None:
             raise BadRequest(
                 f"no agent is configured for {request.purpose} tasks: set rollout.agent.path or evaluator.agent"
             )
+        if not isinstance(agent, ProgramAgent | PooledAgent):
+            return await self._run(agent, request)
+        async with self._slots:
+            return await self._run(agent, request)
+
+    async def _run(self, agent: Agent, request: RunRequest) -> dict[str, Any]:
         session, key = await self._sessions.start(
             StartRequest(task_id=request.task_id, purpose=request.purpose, request_id=request.request_id)
         )
@@ -93,12 +124,17 @@ class AgentRuns:
         ending: Ending = "reward_failed"
         reward: float | None = None
         error = ""
+        speaking.set(session.id)
         try:
-            work = agent.run(dict(request.task), base_url=self._base_url, api_key=key)
-            rewards = rewards_of(await self._while_its_session_runs(work, opened))
+            # A program may do what the policy says, which could read a key that also rewards.
+            own = self._sessions.model_key(opened) if self._model_keys and isinstance(agent, ProgramAgent) else key
+            work = agent.run(dict(request.task), base_url=self._base_url, api_key=own)
+            rewards = self._wanted(rewards_of(await self._while_its_session_runs(work, opened)))
             for interaction_id, value in rewards.items():
                 await self._sessions.reward(opened, value, interaction_id)
-            reward, ending = sum(rewards.values()), "ended"
+            if not rewards:
+                await self._refuse_silence(opened)
+            reward, ending = sum(rewards.values()) if rewards else None, "ended"
         except asyncio.CancelledError:
             if request.purpose == "eval":
                 await self._sessions.end(opened, ending)
@@ -107,7 +143,34 @@ class AgentRuns:
             error = f"{type(failure).__name__}: {failure}"
             _log.warning("the agent failed on task %r: %s", request.task_id, error)
         await self._sessions.end(opened, ending)
+        if (
+            reward is None
+            and not error
+            and self._reading is not None
+            and (row := await self._reading.session(session.id))
+        ):
+            reward = row.reward  # that it has set itself
         return {"session_id": session.id, "reward": reward, "error": error}
+
+    def _wanted(self, rewards: dict[str | None, float]) -> dict[str | None, float]:
+        """None where somebody else rewards."""
+        if self._own_rewards or not rewards:
+            return rewards
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "what agents return as their reward is left aside: rollout.agent.reward_source says who rewards"
+            )
+        return {}
+
+    async def _refuse_silence(self, key: SessionKey) -> None:
+        row, _ = await self._sessions.look(key)
+        if row.interaction_count == 0:
+            raise CallFailed(
+                "raised",
+                "the agent came to its end without one answer of the model: does it use the base URL and the key that it was given? What it "
+                "printed stands in agents-<worker>.log",
+            )
 
     async def _while_its_session_runs(self, work: Awaitable[object], key: SessionKey) -> object:
         """What the agent returns. One that stands still until its session has expired is cancelled: it holds a slot that nobody gets, and

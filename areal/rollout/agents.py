@@ -5,19 +5,18 @@
 
 An agent is any object with `async run(task, *, base_url, api_key)` that returns its reward: a number for the last
 interaction, or {interaction id: number}, or None where it set rewards itself. A class is instantiated without arguments. An agent that
-raises is data, not a crash: its session ends as reward_failed and is counted. Used by worker.py.
+raises is data, not a crash: its session ends as reward_failed and is counted. Which agents a worker runs is agent_choice.py's.
 """
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import math
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from areal.base.errors import BadRequest, ConfigError
+from areal.rollout.targets import load_target
 
 Reward = float | Mapping[str, float] | None
 
@@ -26,24 +25,18 @@ class Agent(Protocol):
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> Reward: ...
 
 
-def load_agent(path: str) -> Agent:
-    """The agent at `module:attribute`. Raises ConfigError saying which half is wrong."""
-    module_name, _, attribute = path.partition(":")
-    if not attribute:
-        raise ConfigError(f"rollout.agent.path is {path!r}; write it as module:attribute")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)  # paths of a config are relative to the working directory, module paths too
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"rollout.agent.path: cannot import {module_name} ({error}); is it on PYTHONPATH?") from error
-    try:
-        found = getattr(module, attribute)
-    except AttributeError as error:
-        raise ConfigError(f"rollout.agent.path: module {module_name} has no {attribute}") from error
-    agent = found() if isinstance(found, type) else found
-    if not hasattr(agent, "run"):
-        raise ConfigError(f"rollout.agent.path: {path} has no `async run(task, *, base_url, api_key)`")
+def load_agent(path: str, key: str = "rollout.agent.path") -> Agent:
+    """The agent at `module:attribute`, to be run in this process. key: the configuration's name for it. Raises ConfigError saying which
+    half is wrong, or that it would stop everything else here."""
+    agent = load_target(path, key)
+    run = getattr(agent, "run", None)
+    if run is None:
+        raise ConfigError(f"{key}: {path} has no `async run(task, *, base_url, api_key)`")
+    if inspect.isroutine(run) and not inspect.iscoroutinefunction(inspect.unwrap(run)):
+        raise ConfigError(
+            f"{key}: run of {path} is a plain function, which would stop all other sessions while it waits; make it `async def`, or set "
+            "rollout.agent.mode=subproc"
+        )
     return agent  # type: ignore[no-any-return]
 
 

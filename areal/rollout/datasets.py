@@ -1,10 +1,10 @@
-"""Tasks for agents that the service runs itself: JSON lines, in an order fixed by the seed, for as many epochs as needed.
+"""Tasks for agents that the service runs itself: in an order fixed by the seed, for as many epochs as needed.
 
-    tasks = read_tasks("train.jsonl")
+    tasks = read_tasks("train.jsonl")                                   # task_files.py
     for task in endless(tasks, seed=1, shuffle=True): task.id, task.data
     for task in endless(tasks, seed=1, shuffle=True, given=await store.training.interrupt()): ...    # a resumed run
 
-A line is a JSON object; its `task_id` (or its line number) names the task. The id handed out carries the epoch, so that a
+The id handed out carries the epoch, so that a
 task met again in the next epoch forms a new group. The order is a pure function of (file, seed); the place in it is not kept anywhere: a
 resumed run leaves out what the store says was given out, and completes first what was interrupted. So nothing is skipped and nothing
 comes twice, also where a step was lost or the file has grown.
@@ -17,42 +17,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from areal.base.errors import ConfigError
 from areal.store.base import Given
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to try. data: the line's JSON object, handed to the agent unchanged. samples: how many sessions of it are wanted,
+    """One thing to try. data: its JSON object, handed to the agent unchanged. samples: how many sessions of it are wanted,
     None = as many as of every other task."""
 
     id: str
     data: dict[str, Any]
     samples: int | None = None
-
-
-def read_tasks(path: str) -> list[Task]:
-    """All tasks of a JSONL file. Raises ConfigError naming the line that cannot be read."""
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"task file {path} does not exist; give a JSONL file, one task a line")
-    tasks = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            data = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{path}:{number} is not a JSON object ({error}); write one task a line") from error
-        tasks.append(Task(str(data.get("task_id", f"{file.stem}-{number}")), data))
-    if not tasks:
-        raise ConfigError(f"task file {path} holds no task; write one JSON object a line")
-    return tasks
 
 
 def endless(

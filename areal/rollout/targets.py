@@ -2,7 +2,7 @@
 
     agent = load_target("examples.math_agent.agent:MathAgent", "rollout.agent.path")     # a class is instantiated
 
-Used by agents.py in a worker and by pool_child.py in a process of its own.
+Used by agents.py in a worker, and by pool_child.py in a process of its own.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from areal.inference import connect
 from areal.inference.router import Router
 from areal.inference.upstream.routes import upstream_names
 from areal.proxy.app import Proxy, ProxyParts, build_proxy
+from areal.rollout.agent_output import open_agent_log
 from areal.rollout.agent_runs import AgentRuns
 from areal.rollout.servers import InService
 from areal.store import open_store
@@ -77,8 +78,10 @@ async def main(spec: ChildSpec) -> None:
             router = await _router(stack, job, config, spec.run_token)
             proxy = await _proxy(router, job, config, store)
             InService(router, job.servers, spec.run_token).add_to(proxy.app)
-            agents = AgentRuns(config, proxy.sessions, base_url=url, run_token=spec.run_token)
-            agents.add_to(proxy.app)
+            logs = Path(config.stats_logger.log_dir or spec.run_dir / "logs")
+            stack.enter_context(open_agent_log(logs / f"agents-{job.worker_id}.log"))
+            agents = AgentRuns(config, proxy.sessions, reading=store.reading, base_url=url, run_token=spec.run_token)
+            (await stack.enter_async_context(agents)).add_to(proxy.app)
             await stack.enter_async_context(_heartbeats(store.registry, job.worker_id, url))
             await serve(
                 proxy.app, listener, ready=lambda served: report_ready(spec, url=served), drain=proxy.sessions.drain

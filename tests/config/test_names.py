@@ -368,7 +368,6 @@ def test_the_port_that_the_text_prints_is_put_right_with_a_sentence(tmp_path: Pa
         ("def :\n", "not valid Python"),
         ("import no_such_module\n", "not installed"),
         ('AGENT_CONFIG = {"modle": 1}\n', "unknown entries modle"),
-        ('AGENT_CONFIG = {"command": "claude"}\n', "not part of this version"),
         ('AGENT_CONFIG = {"max_turns": 0}\n', "must be at least 1"),
         (AGENT % ("localhost:9000", "k"), "is no URL"),
         (AGENT % ("http://gpu-7:9000/v1", "k"), "names host gpu-7"),

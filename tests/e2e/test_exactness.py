@@ -31,7 +31,8 @@ from areal.models.dense import DenseNet
 from areal.models.fetch import resolve
 from areal.proxy.recorder import rng_seed
 from areal.rollout.account import settle
-from areal.rollout.datasets import Task, endless, read_tasks
+from areal.rollout.datasets import Task, endless
+from areal.rollout.task_files import read_tasks
 
 STEPS = 3
 SAMPLES = 4

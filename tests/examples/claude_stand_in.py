@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("-p", dest="prompt", required=True)
     parser.add_argument("--bare", action="store_true", required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--max-turns", type=int, required=True)
     parser.add_argument("--allowedTools", required=True)
     parser.add_argument("--output-format", choices=["json"], required=True)
     args = parser.parse_args()

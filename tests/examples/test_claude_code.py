@@ -1,8 +1,10 @@
-"""examples/claude_code: the agent in its own folder per try, a check that rewards it, over HTTP and inside the service."""
+"""examples/claude_code: the agent in its own folder per try, a check that rewards it, started by the run."""
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.examples.service import Running, calls, run
+from tests.examples.service import ROOT, Running, calls, run
 
 CONFIG = "claude_code/config.yaml"
-AGENT, TASKS = "examples.claude_code.agent:ClaudeCode", "examples/claude_code/tasks.jsonl"
 FIX = r"printf 'def mean(numbers):\n    return sum(numbers) / len(numbers)\n' > mean.py && cat mean.py"
 SCRIPT: list[dict[str, Any]] = [
     {"when": r"mean\.py is wrong", "pieces": ["I see.\n", calls("Bash", command=FIX), "<|im_end|>"]},
@@ -23,12 +24,13 @@ SCRIPT: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path) -> str:
-    """A `claude` that this machine has for sure."""
-    program = tmp_path / "claude"
+def stand_in(tmp_path: Path) -> Path:
+    """A `claude` that this machine has for sure, in a folder of its own."""
+    program = tmp_path / "bin" / "claude"
+    program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("claude_stand_in.py")} "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return str(program)
+    return program
 
 
 def check(service: Running, task_id: str, reward: float, turns: int, tries: int) -> None:
@@ -42,23 +44,40 @@ def check(service: Running, task_id: str, reward: float, turns: int, tries: int)
         assert [one.tags for one in recorded] == [()] * turns
 
 
-def test_each_try_is_rewarded_by_its_check_and_by_nobody_else(tmp_path: Path, stand_in: str) -> None:
-    with run(tmp_path, CONFIG, script=SCRIPT) as service:
-        missing = service.play(AGENT, TASKS, CLAUDE="/nowhere/claude")
-        assert missing.returncode != 0
-        assert "npm install -g @anthropic-ai/claude-code" in missing.stderr
-        played = service.play(AGENT, TASKS, "--samples", "4", "--groups", "2", "--limit", "2", CLAUDE=stand_in)
-        assert (played.returncode, played.stdout) == (0, "played 2 tasks\n"), played.stderr
+def test_the_run_starts_it_for_each_try_and_its_check_and_nobody_else_rewards(tmp_path: Path, stand_in: Path) -> None:
+    overrides = ("train_dataset.shuffle=false", "rollout.max_concurrent_rollouts=2")
+    with run(
+        tmp_path, CONFIG, *overrides, script=SCRIPT, PATH=f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"
+    ) as service:
+        wait_for(service, "greet", 4)
         check(service, "mean", reward=1.0, turns=2, tries=4)
         check(service, "greet", reward=0.0, turns=1, tries=4)
+        log = (service.folder / "logs" / "agents-w0.log").read_text()
+        assert "greet | ModuleNotFoundError" in log
+        assert "sk-model-" not in log
 
 
-def test_the_service_runs_it_by_itself(tmp_path: Path, stand_in: str) -> None:
-    inline = ("rollout.agent.mode=inline", f"rollout.agent.path={AGENT}", f"train_dataset.path={TASKS}")
-    overrides = (*inline, "gconfig.n_samples=2", "train_dataset.shuffle=false", "rollout.max_concurrent_rollouts=1")
-    with run(tmp_path, CONFIG, *overrides, script=SCRIPT, CLAUDE=stand_in) as service:
-        deadline = time.monotonic() + 120
-        while not any(one.session.task_id == "greet" and one.session.ending for one, _ in service.sessions()):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        check(service, "mean", reward=1.0, turns=2, tries=2)
+def test_without_it_nothing_starts_and_the_install_line_is_said(tmp_path: Path) -> None:
+    words = ["--config", f"examples/{CONFIG}", "--output-dir", str(tmp_path / "run"), "--dry-run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "areal.train", *words],
+        cwd=ROOT,
+        env={**os.environ, "PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "npm install -g @anthropic-ai/claude-code" in done.stderr
+
+
+def wait_for(service: Running, task_id: str, sessions: int) -> None:
+    """Until so many sessions of a task have ended."""
+    deadline = time.monotonic() + 240
+    while (
+        sum(one.session.task_id == task_id and one.session.ending is not None for one, _ in service.sessions())
+        < sessions
+    ):
+        assert time.monotonic() < deadline
+        assert service.process.poll() is None
+        time.sleep(0.2)

@@ -61,11 +61,11 @@ def test_langgraph_is_trained_inside_the_service(tmp_path: Path, langchain: dict
 
 
 def test_claude_code(tmp_path: Path, installed: Installed) -> None:
-    program = installed(CLAUDE_CODE) / "node_modules" / ".bin" / "claude"
-    with run(tmp_path, claude.CONFIG, script=claude.SCRIPT) as service:
-        flags = ("--samples", "2", "--groups", "2", "--limit", "2")
-        played = service.play(claude.AGENT, claude.TASKS, *flags, CLAUDE=os.fspath(program))
-        assert (played.returncode, played.stdout) == (0, "played 2 tasks\n"), played.stderr
+    programs = installed(CLAUDE_CODE) / "node_modules" / ".bin"
+    overrides = ("gconfig.n_samples=2", "train_dataset.shuffle=false", "rollout.max_concurrent_rollouts=2")
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    with run(tmp_path, claude.CONFIG, *overrides, script=claude.SCRIPT, PATH=path) as service:
+        claude.wait_for(service, "greet", 2)
         claude.check(service, "mean", reward=1.0, turns=2, tries=2)
         claude.check(service, "greet", reward=0.0, turns=1, tries=2)
 

@@ -21,7 +21,8 @@ import pytest
 
 from areal.base.metrics import read_metrics
 from areal.engine.checkpoint_files import checkpoints, critic_beside, damage, read_mark
-from areal.rollout.datasets import endless, read_tasks
+from areal.rollout.datasets import endless
+from areal.rollout.task_files import read_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, BATCH, SAMPLES = 6, 3, 4

@@ -72,6 +72,16 @@ def played(store: Store) -> Played:
 
 
 @pytest.fixture
+def wide(store: Store) -> Callable[[], Awaitable[None]]:
+    """Opens admission for as many sessions as anybody wants."""
+
+    async def opened() -> None:
+        await store.training.set_limits(Limits(max_concurrent=64, max_lag=8, batch_groups=8))
+
+    return opened
+
+
+@pytest.fixture
 def batching(store: Store) -> Callable[..., Awaitable[tuple[StalenessGate, Batcher]]]:
     """Opens a gate and a batcher on the store; call it again for the next life of the run."""
 

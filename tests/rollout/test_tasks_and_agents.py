@@ -15,7 +15,8 @@ from areal.config.load import resolve
 from areal.proxy.sessions import SessionPolicy, Sessions
 from areal.rollout.agent_runs import AgentRuns, RunRequest
 from areal.rollout.agents import load_agent, rewards_of
-from areal.rollout.datasets import Task, comes_from, endless, read_tasks
+from areal.rollout.datasets import Task, comes_from, endless
+from areal.rollout.task_files import read_tasks
 from areal.store.base import Given
 from areal.web.auth import SessionKeys
 
