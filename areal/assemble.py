@@ -250,10 +250,9 @@ async def _learner(
 
 def _schedules(config: RunConfig, tasks: int) -> dict[Purpose, Schedule]:
     """When models and recovery states are due. tasks: in an epoch, which is as many groups."""
-    epoch_groups = float(tasks)
     sections: dict[Purpose, SaverConfig | RecoverConfig] = {"saver": config.saver, "recover": config.recover}
     return {
-        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, epoch_groups)
+        purpose: Schedule(section.freq_steps, section.freq_epochs, section.freq_secs, tasks)
         for purpose, section in sections.items()
     }
 
