@@ -119,9 +119,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         stack.enter_context(open_log(folder.logs / "train.log", run_id=run_id))
         (folder.logs / "gateway.log").touch(mode=0o600)
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
-        tasks, held_out = (
-            read_tasks(path) if path else [] for path in (config.train_dataset.path, config.evaluator.path)
-        )
+        tasks, held_out = _tasks(config.train_dataset.path), _tasks(config.evaluator.path)
         start = await asyncio.to_thread(take_up, config, folder)
         _say_what_changed(config, folder.root / "config.yaml")
         write_atomic(folder.root / "config.yaml", masked_yaml(config).encode())
@@ -148,9 +146,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         if nets is not None and start.found is not None:
             await nets.restore(str(start.found.path))
         workers, gateway_url = await launch.front(stack)
-        announce_gateway(gateway_url)
-        if not runs_agents(config):
-            announce("RLTrainer", f"waiting for agents at {gateway_url}/v1")
+        announce_gateway(gateway_url, waits=not runs_agents(config))
         trained = (await store.training.counts()).consumed
         dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, tasks, given))
         yield Run(
@@ -173,6 +169,10 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             first_step=start.step,
             gateway_url=gateway_url,
         )
+
+
+def _tasks(path: str | None) -> list[Task]:
+    return read_tasks(path) if path else []
 
 
 def _say_what_changed(config: RunConfig, path: Path) -> None:

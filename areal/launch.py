@@ -88,13 +88,15 @@ def channel_models(config: RunConfig) -> dict[str, str]:
     return {} if route is None else {source: route.model_id}
 
 
-def announce_gateway(url: str) -> None:
-    """The line that people and scripts wait for."""
+def announce_gateway(url: str, *, waits: bool) -> None:
+    """The line that people and scripts wait for. waits: whether agents come by themselves."""
     announce("RLTrainer", f"Proxy gateway available at {url}")
     if is_loopback(urlsplit(url).hostname or ""):
         announce(
             "RLTrainer", "it listens on loopback only; rollout.agent.gateway_host=0.0.0.0 and an admin key open it"
         )
+    if waits:
+        announce("RLTrainer", f"waiting for agents at {url}/v1")
 
 
 def loopback_past_proxies() -> dict[str, str]:
