@@ -2,7 +2,7 @@
 
     task_source("tasks.jsonl").kind                                    # "jsonl", also for any other ending
     task_source("tasks.parquet").kind                                  # "parquet"
-    task_source("agent_config.py").kind                                # "agent_file": its AGENT_CONFIG["tasks"]
+    task_source("agent.py")       .kind                                # "agent_file": its AGENT_CONFIG["tasks"]
     task_source("reasoning-gym:chain_sum?size=200&min_terms=3")         # "reasoning_gym", name and options
 
 Read by rollout/task_files.py; checked by own_agents.py before anything starts.
