@@ -39,10 +39,6 @@ class Refusal:
     reason: str
 
 
-def _given(value: Any) -> bool:
-    return value is not None
-
-
 def _engine(name: str) -> Callable[[Any], bool]:
     return lambda text: parse_backend(text).name == name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +18,16 @@ import pytest
 from areal.base.types import Limits, WorkerInfo
 from areal.gateway.app import GatewayApp
 from areal.gateway.attachment import Attachment
+from areal.gateway.channel import ChannelDoor
 from areal.gateway.control import Control
 from areal.gateway.splice import Splice
 from areal.gateway.state import RunFacts
 from areal.store import open_store, store_url
 from areal.store.base import Store
-from areal.web.address import bind, url_of
+from areal.web.address import bind
 from areal.web.auth import SessionKeys
-from areal.web.serve import serve
+from tests.channel.stub import StubChannel
+from tests.gateway.channel_gateway import serving
 
 ADMIN = "test-admin-key-4711"
 
@@ -160,25 +162,29 @@ class Place:
 
     @asynccontextmanager
     async def gateway(
-        self, *, host: str = "127.0.0.1", body_limit: int = 1 << 20, reading_age_s: float = 0.2, **timeouts: float
+        self,
+        *,
+        host: str = "127.0.0.1",
+        body_limit: int = 1 << 20,
+        reading_age_s: float = 0.2,
+        door: ChannelDoor | None = None,
+        **timeouts: float,
     ) -> AsyncIterator[str]:
         """A gateway that serves this run, for the block; its URL."""
         listener = bind(host, 0)
-        stop, ready = asyncio.Event(), asyncio.Event()
-        port = listener.getsockname()[1]
-        attachment = Attachment(port=port, loopback=True, reading_age_s=reading_age_s)
+        attachment = Attachment(port=listener.getsockname()[1], loopback=True, reading_age_s=reading_age_s)
         async with attachment, Splice(**timeouts) as splice:
             await attachment.attach(self.facts)
-            app = GatewayApp(attachment, splice, Control(attachment, "secret"), loopback=True, body_limit=body_limit)
-            serving = asyncio.create_task(
-                serve(app, listener, ready=lambda _: ready.set(), stop=stop, grace_s=1.0), name="gateway"
-            )
-            await ready.wait()
-            try:
-                yield url_of(listener)
-            finally:
-                stop.set()
-                await serving
+            control = Control(attachment, "secret")
+            app = GatewayApp(attachment, splice, control, loopback=True, body_limit=body_limit, door=door)
+            async with serving(app, listener) as url:
+                yield url
+
+
+@pytest.fixture
+def upstream() -> Iterator[StubChannel]:
+    with StubChannel() as channel:
+        yield channel
 
 
 @pytest.fixture

@@ -137,6 +137,23 @@ async def test_T098_refused_connections_and_time_outs_are_tried_again_too(stub: 
     assert (len(stub.calls), [one.attempts for one in reports]) == (8, [4, 4])
 
 
+async def test_T103_a_dead_proxy_of_the_environment_is_named_as_the_cause(
+    stub: StubChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", StubChannel.refused_url())
+    for excepted, status in (("10.0.0.0/8", 502), ("127.0.0.0/8", 200)):
+        monkeypatch.setenv("no_proxy", excepted)
+        async with opened(stub.url, max_retries=0) as (channel, reports):
+            if status == 200:
+                await complete(channel)
+            else:
+                with pytest.raises(
+                    UpstreamError, match=r"the proxy of the environment is not reachable .* into NO_PROXY"
+                ):
+                    await complete(channel)
+            assert [one.status for one in reports] == [status]
+
+
 async def test_a_call_has_a_deadline_over_all_its_attempts(stub: StubChannel) -> None:
     stub.default = error(503, "busy", retry_after="30")
     async with opened(stub.url, deadline_seconds=20) as (channel, _):

@@ -166,6 +166,16 @@ async def test_names_other_than_the_sessions_are_side_requests_and_reward_models
         assert "_model" in body["error"]["message"]
 
 
+async def test_a_session_may_not_ask_the_models_that_may_score_it(make_service: Any) -> None:
+    service = await make_service([SHORT], parts={"upstream_names": frozenset({"reward_model", "large-judge"})})
+    key = await service.start()
+    for name, status in (("reward_model", 403), ("large-judge", 403), ("judge_model", 404), ("larger-judge", 200)):
+        answered, body, _ = await service.post("/v1/chat/completions", {"messages": user("x"), "model": name}, key)
+        assert answered == status
+        assert status != 403 or "rollout.agent.internal_token" in body["error"]["message"]
+    assert [one.model for one in await service.recorded(key)] == ["larger-judge"]
+
+
 TOOLS = [{"type": "function", "function": {"name": "sh", "parameters": {"type": "object"}}}]
 
 
