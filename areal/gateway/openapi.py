@@ -112,17 +112,17 @@ _ANTHROPIC_ERROR = record(
 _STATUSES = {
     "400": "The request is at fault; the message says where.",
     "401": "No key, or one that is wrong, ended or expired.",
-    "403": "This key may not do that, or the Host or Origin is not this machine's.",
+    "403": "This key may not do that, or not ask this model, or the Host or Origin is not this machine's.",
     "404": "No such answer, session or model.",
     "405": "Another method.",
     "408": "The request stopped coming.",
     "409": "The key is being refreshed.",
     "413": "The body is too large.",
-    "429": "No free slot; Retry-After says when to ask again.",
+    "429": "No free slot, or a limit of the upstream channel; Retry-After says when to ask again.",
     "431": "The URL and headers are too large.",
-    "502": "A worker or a backend is not reachable, or said something that is no answer.",
-    "503": "Draining, without a run, or unable to write; has Retry-After.",
-    "504": "A worker or a backend took too long.",
+    "502": "A worker, a backend or the upstream channel is not reachable, or said something that is no answer.",
+    "503": "Draining, without a run, unable to write, or the upstream model is taken for dead; has Retry-After.",
+    "504": "A worker, a backend or the upstream channel took too long.",
 }
 
 
