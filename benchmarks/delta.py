@@ -3,9 +3,9 @@
     python -m benchmarks.delta [--model smollm2-135m] [--dtypes bfloat16,float32] [--rates 1e-6,1e-5,1e-4] [--steps 3] [--threads 1]
 
 Per dtype and learning rate a net takes optimizer steps on rows that differ from step to step, and after each both transfers publish it into a
-folder here and a server's side receives it. Printed: numbers whose bits changed, bytes of a version (less the header's room of 1 MiB a file), seconds of both
+folder here and a server's side receives it. Printed: numbers whose bits changed, bytes of a version (less the header's room of 1 MiB a file), CPU seconds of both
 sides, and `pays below`: the rate of the shared folder, in MB/s for writing once and reading once, under which the saved bytes are worth the
-extra seconds. Medians of the steps after the first, whose AdamW moments are empty. Each case in a process of its own.
+extra CPU seconds, all in one thread. Medians of the steps after the first, whose AdamW moments are empty. Each case in a process of its own.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from benchmarks.train import group_rows, settings
 
 
 def once(name: str, engine: TrainEngine, folder: Path, version: int, pairs: dict[str, tuple]) -> tuple[int, float]:
-    """Bytes of the version, seconds of publishing and receiving it."""
+    """Bytes of the version, CPU seconds of publishing and receiving it."""
     writer, reader = pairs[name]
-    begun = time.perf_counter()
+    begun = time.process_time()
     manifest = writer.publish(engine.named_tensors(), version)
     received = reader.receive(manifest)
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     for got, (key, tensor) in zip(received.values(), engine.named_tensors(), strict=True):
         assert torch.equal(got, tensor), key
     writer.retire(version - 1)
@@ -76,7 +76,7 @@ def case(model_dir: str, dtype: str, rate: float, steps: int, threads: int) -> N
     saved, extra = 2 * (size["disk"] - size["delta"]) / 1e6, seconds["delta"] - seconds["disk"]
     print(
         f"{dtype:9} lr {rate:g}: {share:7.2%} changed, {size['delta'] / 1e6:6.1f} of {size['disk'] / 1e6:.0f} MB = {size['delta'] / size['disk']:.1%}; "
-        f"{seconds['delta']:.1f} s beside {seconds['disk']:.1f} s; pays below {saved / max(extra, 1e-3):.0f} MB/s",
+        f"{seconds['delta']:.1f} CPU s beside {seconds['disk']:.1f}; pays below {saved / max(extra, 1e-3):.0f} MB/s",
         flush=True,
     )
 

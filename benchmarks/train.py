@@ -1,18 +1,19 @@
 """Training: our packed step beside a plain transformers + AdamW loop, prefixes computed once beside every row by itself, layouts beside one process.
 
     python benchmarks/train.py [--model smollm2-135m] [--threads 2] [--repeats 2] [--only ragged,groups,turns,vocabulary,memory,layouts]
-    python benchmarks/train.py --device cuda --only ragged,turns          # prints MFU too
+    python benchmarks/train.py --device cuda --dtype bfloat16 --only ragged,turns          # prints MFU too
 
 ragged: no two rows share a prefix, lengths 16..160. groups: 8 prompts of 35 tokens x 8 samples of <= 12 tokens. turns: 2 sessions of 16 turns, each turn
 a row with all that came before. Row tokens per second, with ratios; the plain loop pads each micro-batch of 8 rows to its longest, takes full
 logits and one AdamW step, `plain+` keeps logits of the completion part only. vocabulary: what log-probs of 1,024 tokens add to a process's peak, in
-chunks and with whole logits. memory: peak RSS during steps of 64 rows x 48 tokens. layouts: seconds of a step and the largest rank's peak, each rank a process of
-one thread. Both sides of a ratio alternate within one process, so that other load hits them alike; the best of the repeats counts. Each case has processes of its own.
+chunks and with whole logits. memory: peak RSS during steps of 64 rows x 48 tokens. layouts: row tokens per second and the largest rank's peak above what imports
+take, beside the plain loop's (`plain`, the completion's logits alone), on the CPU, each rank a process of one thread. Both sides of a ratio alternate within one process, so that other load hits them alike; the best of the repeats counts. Each case has processes of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import resource
@@ -41,7 +42,7 @@ from areal.engine.settings import EngineSettings
 from areal.tools.plan.devices import DEVICES
 
 Step = Callable[[], None]
-LAYOUTS = ("fsdp:d1", "archon:d1", "fsdp:d2", "archon:d2", "archon:p2", "archon:c2", "archon:t3")
+LAYOUTS = ("plain", "fsdp:d1", "archon:d1", "fsdp:d2", "archon:d2", "archon:p2", "archon:c2", "archon:t3")
 CASES = ("ragged", "groups", "turns", "vocabulary", "memory", "layouts")
 
 
@@ -159,8 +160,10 @@ def measured(steps: dict[str, Step], repeats: int) -> dict[str, tuple[float, flo
     return best
 
 
-def compare(case: str, model_dir: str, rows: list[Row], threads: int, repeats: int, device: str) -> None:
-    engine = TrainEngine.load(settings(model_dir, threads), World.alone(torch.device(device)))
+def compare(
+    case: str, model_dir: str, rows: list[Row], threads: int, repeats: int, device: str, dtype: str = "float32"
+) -> None:
+    engine = TrainEngine.load(settings(model_dir, threads, dtype=dtype), World.alone(torch.device(device)))
     steps = {"ours": our_step(engine, rows)}
     if case != "ragged":
         steps["ours, prefixes not shared"] = our_step(engine, rows, share=False)
@@ -177,15 +180,17 @@ def compare(case: str, model_dir: str, rows: list[Row], threads: int, repeats: i
         ratios = f"ours is x{wall / best['ours'][0]:.2f} (wall), x{cpu / best['ours'][1]:.2f} (CPU)"
         print(f"  {name:26} {tokens / wall:8.1f} tokens/s {wall:7.2f} s {cpu:7.2f} CPU s   {ratios}", flush=True)
     if device == "cuda":
-        print(f"  MFU {100 * mfu(engine, stats['computed_tokens'], best['ours'][0]):.1f} %")
+        parameters = sum(p.numel() for _, p in engine.policy.trained_parameters())
+        print(mfu(parameters, stats["computed_tokens"], best["ours"][0], torch.cuda.get_device_name(), dtype))
 
 
-def mfu(engine: TrainEngine, tokens: float, seconds: float) -> float:
-    """Model FLOP utilisation: 6 floating-point operations per parameter and computed token, of what the device could do."""
-    parameters = sum(p.numel() for _, p in engine.policy.trained_parameters())
-    name = torch.cuda.get_device_name().lower()
-    device = next((one for key, one in DEVICES.items() if key in name), DEVICES["h100"])
-    return 6 * parameters * tokens / seconds / device.flops(engine.settings.dtype)
+def mfu(parameters: int, tokens: float, seconds: float, device: str, dtype: str) -> str:
+    """A line with the model FLOP utilisation: 6 floating-point operations per parameter and computed token, of what the device could do."""
+    done = 6 * parameters * tokens / seconds
+    peak = next((one.flops(dtype) for name, one in DEVICES.items() if name in device.lower()), None)
+    if peak is None:
+        return f"  MFU unknown: {done / 1e12:.2f} TFLOP/s on a {device}, whose peak areal/tools/plan/devices.py does not have"
+    return f"  MFU {100 * done / peak:.1f} %: {done / 1e12:.2f} of {peak / 1e12:.0f} TFLOP/s in {dtype} on a {device}"
 
 
 def vocabulary(tokens: int = 1024, size: int = 49152, width: int = 576) -> None:
@@ -229,28 +234,38 @@ def layouts(model_dir: str, repeats: int) -> None:
             asked += ["--meeting", f"{folder}/meeting"]
             ranks = [
                 subprocess.Popen([*asked, "--child", f"rank-{rank}"], stdout=subprocess.PIPE, text=True)
-                for rank in range(parse_backend(layout).size)
+                for rank in range(1 if layout == "plain" else parse_backend(layout).size)
             ]
             said = [rank.communicate()[0] for rank in ranks]
-        found[layout] = json.loads(said[0])
-        seconds, peak = found[layout]["seconds"], found[layout]["peak"]
-        first = found[LAYOUTS[0]]
+        own = found[layout] = json.loads(said[0])
+        beside = [
+            f"x{found[other]['seconds'] / own['seconds']:.2f} in speed and x{own['peak'] / found[other]['peak']:.2f} in memory of {name}"
+            for other, name in (("fsdp:d1", "one process"), ("plain", "the plain loop"))
+            if other in found and other != layout
+        ]
         print(
-            f"  {layout:10} {found[layout]['tokens'] / seconds:7.1f} tokens/s, x{first['seconds'] / seconds:.2f} of one process; peak of a rank "
-            f"{peak / 2**20:.0f} MiB, x{peak / first['peak']:.2f}",
+            f"  {layout:10} {own['tokens'] / own['seconds']:7.1f} tokens/s, peak of a rank {own['peak'] / 2**20:.0f} MiB; {', '.join(beside)}",
             flush=True,
         )
 
 
 def rank(layout: str, number: int, model_dir: str, repeats: int, meeting: str) -> None:
-    spec, world = parse_backend(layout), World.alone()
-    if spec.size > 1:
-        names = tuple(f"rank-{each}" for each in range(spec.size))
-        world = Meeting(Place(rank=number, names=names, meeting=meeting)).join(spec, timeout_s=600)
-    baseline = status("VmRSS")
-    engine = TrainEngine.load(settings(model_dir, 1, backend=layout, max_tokens_per_mb=512), world)
     rows = ragged_rows(np.random.default_rng(1), count=12)
-    [(wall, _)] = measured({"step": our_step(engine, rows)}, repeats).values()
+    world = World.alone()
+    if layout == "plain":
+        torch.set_num_threads(1)
+        importlib.import_module("transformers.models.auto.modeling_auto")
+        baseline = status("VmRSS")
+        step = plain_loop(model_dir, rows, keep_completion_only=True)
+    else:
+        spec = parse_backend(layout)
+        if spec.size > 1:
+            names = tuple(f"rank-{each}" for each in range(spec.size))
+            world = Meeting(Place(rank=number, names=names, meeting=meeting)).join(spec, timeout_s=600)
+        baseline = status("VmRSS")
+        engine = TrainEngine.load(settings(model_dir, 1, backend=layout, max_tokens_per_mb=512), world)
+        step = our_step(engine, rows)
+    [(wall, _)] = measured({"step": step}, repeats).values()
     peaks = [int(each) for each in world.gather(str(status("VmHWM") - baseline).encode())]
     tokens = sum(len(row.ids) // 4 for row in rows)
     print(json.dumps({"seconds": wall, "peak": max(peaks), "tokens": tokens}) if number == 0 else "")
@@ -274,6 +289,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of our step")
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--layout", help=argparse.SUPPRESS)
@@ -298,7 +314,7 @@ def main() -> None:
         layouts(options.model, options.repeats)
     else:
         rows = ROWS[kind](np.random.default_rng(1))
-        compare(kind, options.model, rows, options.threads, options.repeats, options.device)
+        compare(kind, options.model, rows, options.threads, options.repeats, options.device, options.dtype)
 
 
 def in_processes_of_their_own(options: argparse.Namespace) -> None:
@@ -310,7 +326,7 @@ def in_processes_of_their_own(options: argparse.Namespace) -> None:
         model_dir = str(resolve(model_dir))
     print(f"{model_dir}, {options.threads} threads, load {os.getloadavg()[0]:.1f}", flush=True)
     common = ["--model", model_dir, "--threads", str(options.threads), "--repeats", str(options.repeats)]
-    common += ["--device", options.device]
+    common += ["--device", options.device, "--dtype", options.dtype]
     for case in options.only.split(","):
         subprocess.run([sys.executable, __file__, *common, "--child", case], check=True)
 

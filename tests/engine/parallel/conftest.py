@@ -9,9 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from tests.engine.parallel.pool import Pool
+from tests.engine.parallel.pool import Pool, use_device
 
 WriteNet = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_device(device: str) -> Iterator[None]:
+    """The option `--device` says where the nets of all pools lie."""
+    use_device(device)
+    yield
+    use_device("cpu")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,8 @@
         pool.call("archon:t2", check, argument)                                     # [check(world, argument)] of all ranks
 
 Each case: load, one step whose gradients are kept, then more optimizer steps; what comes back is loss and stats of each step, whole
-gradients and whole weights. Processes meet through a file; commands go through pipes; gloo only. `python -m tests.engine.parallel.pool` is a rank.
+gradients and whole weights, on the CPU. Processes meet through a file; commands go through pipes. With `--device cuda` each rank has a GPU of its own
+and NCCL (`use_device`); a case of more ranks than there are GPUs is skipped with that reason.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -43,6 +45,19 @@ from tests.engine.parallel.expert_faults import EXPERT_FAULTS
 
 LR = 1e-4
 TIMEOUT_S = 120
+CPU = torch.device("cpu")
+
+_device = "cpu"
+
+
+def use_device(kind: str) -> None:
+    """Where the nets of pools made from now on lie, and those of `alone`: "cpu" or "cuda"."""
+    global _device
+    _device = kind
+
+
+def device_of(kind: str, rank: int) -> torch.device:
+    return CPU if kind == "cpu" else torch.device(kind, rank)
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,7 @@ class Result:
     replicas_equal: bool
 
 
-def run_case(case: Case, rank: int) -> Result:
+def run_case(case: Case, rank: int, device: torch.device = CPU) -> Result:
     """On one rank of the default process group, or alone where the layout has one process."""
     spec = parse_backend(case.backend)
     changes: dict[str, Any] = {"optimizer": {"lr": LR, "gradient_clipping": 1e9}} | dict(case.settings)
@@ -88,7 +103,7 @@ def run_case(case: Case, rank: int) -> Result:
             **changes,
         }
     )
-    world = World.join(spec, rank)
+    world = World.join(spec, rank, device)
     engine = TrainEngine.load(settings, world)
     if case.fault:
         FAULTS[case.fault](engine)
@@ -100,7 +115,7 @@ def run_case(case: Case, rank: int) -> Result:
     stats = [engine.train_step(case.rows, number, number) for number in range(done, done + case.steps)]
     if case.saved_to:
         engine.save(case.saved_to, done + case.steps, full=True)
-    weights = {name: tensor.clone() for name, tensor in engine.named_tensors()}
+    weights = {name: tensor.to(CPU, copy=True) for name, tensor in engine.named_tensors()}
     own = sum(p.numel() * p.element_size() for _, p in _local(engine))
     every = [int(each) for each in world.gather(str(own).encode())]
     losses = [each["loss"] for each in stats]
@@ -115,7 +130,7 @@ def _keeping(gradients: dict[str, Tensor], engine: TrainEngine, step: Any, numbe
             for name, p in engine.policy.trained_parameters()
             if p.grad is not None and engine.policy.shared.get(name, name) == name
         ]
-        gradients.update((name, grad.clone()) for name, grad in whole(grads, engine.world))
+        gradients.update((name, grad.to(CPU, copy=True)) for name, grad in whole(grads, engine.world))
     return step(number)
 
 
@@ -127,7 +142,7 @@ def _replicas_equal(engine: TrainEngine) -> bool:
         if isinstance(p, DTensor):
             where = zip(p.device_mesh.mesh_dim_names, p.device_mesh.get_coordinate(), p.placements, strict=True)
             place = [f"{axis}{index}" for axis, index, how in where if not how.is_replicate()]
-        bits = hashlib.sha256(local(p.detach()).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        bits = hashlib.sha256(local(p.detach()).contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
         own.append(" ".join([bits, name, *place]))
     pieces = {line for message in engine.world.gather("\n".join(own).encode()) for line in message.decode().split("\n")}
     return len({piece.split(" ", 1)[1] for piece in pieces}) == len(pieces)
@@ -140,16 +155,16 @@ def _local(engine: TrainEngine) -> list[tuple[str, Tensor]]:
 def refusal(world: World, case: Case) -> str:
     """What this rank says of a case that cannot be trained; for Pool.call."""
     try:
-        run_case(case, world.rank)
+        run_case(case, world.rank, world.device)
     except TrainingError as error:
         return str(error)
     return ""
 
 
-def alone(case: Case) -> Result:
-    """The same with one process, on the same engine (fsdp or archon)."""
+def alone(case: Case, kind: str | None = None) -> Result:
+    """The same with one process, on the same engine (fsdp or archon). kind: of device, if not that of the pools."""
     name = parse_backend(case.backend).name
-    return run_case(replace(case, backend=f"{name}:d1", fault=""), 0)
+    return run_case(replace(case, backend=f"{name}:d1", fault=""), 0, device_of(kind or _device, 0))
 
 
 def _tied_ends_apart(engine: TrainEngine) -> None:
@@ -205,6 +220,7 @@ class Pool(AbstractContextManager["Pool"]):
 
     def __init__(self, size: int, timeout_s: float = TIMEOUT_S) -> None:
         self.size = size
+        self.device = _device
         self._timeout_s = timeout_s
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -215,7 +231,7 @@ class Pool(AbstractContextManager["Pool"]):
         for rank in range(len(self._pipes), size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, theirs, self._folder.name, self._timeout_s), daemon=True
+                target=_serve, args=(rank, theirs, self._folder.name, self._timeout_s, self.device), daemon=True
             )
             process.start()
             theirs.close()
@@ -241,9 +257,13 @@ class Pool(AbstractContextManager["Pool"]):
         """function(world, *arguments) of each rank, in rank order; it is importable. Raises as `run` does."""
         return self._everywhere(backend, partial(_in_world, function, backend, arguments))
 
-    def _everywhere(self, backend: str, work: Callable[[int], Any]) -> list[Any]:
+    def _everywhere(self, backend: str, work: Callable[[int, torch.device], Any]) -> list[Any]:
         size = parse_backend(backend).size
         assert size <= self.size, f"{backend} needs {size} processes, the pool has {self.size}"
+        if self.device != "cpu" and size > torch.cuda.device_count():
+            pytest.skip(
+                f"{backend} needs {size} GPUs, NCCL takes one rank on each, and there are {torch.cuda.device_count()}"
+            )
         self._grow(size)
         number = _next_meeting()
         for pipe in self._pipes[:size]:
@@ -262,8 +282,10 @@ class _Raised:
     said: str
 
 
-def _in_world(function: Callable[..., Any], backend: str, arguments: Sequence[Any], rank: int) -> Any:
-    return function(World.join(parse_backend(backend), rank), *arguments)
+def _in_world(
+    function: Callable[..., Any], backend: str, arguments: Sequence[Any], rank: int, device: torch.device
+) -> Any:
+    return function(World.join(parse_backend(backend), rank, device), *arguments)
 
 
 _meetings = iter(range(1 << 30))
@@ -273,9 +295,12 @@ def _next_meeting() -> int:
     return next(_meetings)
 
 
-def _serve(rank: int, pipe: Connection, folder: str, timeout_s: float) -> None:
+def _serve(rank: int, pipe: Connection, folder: str, timeout_s: float, kind: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    device = device_of(kind, rank)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
     while True:
         try:
             number, size, work = pipe.recv()
@@ -284,9 +309,13 @@ def _serve(rank: int, pipe: Connection, folder: str, timeout_s: float) -> None:
         try:
             store = dist.FileStore(str(Path(folder) / str(number)), size)
             dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+                "gloo" if kind == "cpu" else "nccl",
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
             )
-            result = work(rank)
+            result = work(rank, device)
             store.set(f"done-{rank}", "")
             store.wait([f"done-{each}" for each in range(size)])  # a link closed early cuts off what others still read
             pipe.send(None if rank and isinstance(result, Result) else result)  # all have the same

@@ -42,7 +42,7 @@ def _cuts(world: World) -> dict[str, torch.Tensor]:
         "scalar": torch.tensor(2.5),
         "flags": torch.tensor([True, False, True]),
     }
-    flat = init_device_mesh("cpu", (4,))
+    flat = init_device_mesh(world.device.type, (4,))
     own: dict[str, torch.Tensor] = {
         "rows": distribute_tensor(full["rows"], mesh, [Replicate(), Shard(0)]),
         "few_rows": distribute_tensor(full["few_rows"], flat, [Shard(0)]),
@@ -64,7 +64,7 @@ def _cuts(world: World) -> dict[str, torch.Tensor]:
         full["elsewhere"] = own["elsewhere"] = torch.full((2, 2), 7.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "BUCKET_BYTES", 64)  # several buckets, and tensors that are larger than one
-        found = dict(whole(own.items(), world))
+        found = {name: tensor.cpu() for name, tensor in whole(own.items(), world)}
     assert world.leader or not found
     return {name: tensor.double() - full[name].double() for name, tensor in found.items() if name in full} | {
         name: tensor.double() - 7.0 for name, tensor in found.items() if name not in full

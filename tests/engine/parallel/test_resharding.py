@@ -143,7 +143,7 @@ def test_a_checkpoint_of_the_format_before_is_gone_on_from(
 def _cuts(world: World, folder: Path) -> list[str]:
     """On 4 ranks: what cannot be read as it was, in any of the cuts that a tensor of its shape has here."""
     assert world.mesh is not None
-    mesh, flat = world.mesh["d", "t"], init_device_mesh("cpu", (4,))
+    mesh, flat = world.mesh["d", "t"], init_device_mesh(world.device.type, (4,))
     torch.manual_seed(3)
     linear = torch.nn.Linear(3, 8, bias=False)
     full = linear.weight.detach().clone()
@@ -166,9 +166,13 @@ def _cuts(world: World, folder: Path) -> list[str]:
     with SavedPieces(sorted(folder.glob("*.safetensors"))) as saved:
         assert saved.shapes == {name: tuple(tensor.shape) for name, tensor in own.items()}
         for name in own.keys() - {"scalar"}:
-            wrong += [name] * (not torch.equal(saved.whole(name), full))
+            wrong += [name] * (not torch.equal(saved.whole(name).cpu(), full))
             cuts = [(cut, one) for cut, one in own.items() if cut != "scalar"]
-            wrong += [f"{name} as {cut}" for cut, one in cuts if not torch.equal(saved.read(name, one), local(one))]
+            wrong += [
+                f"{name} as {cut}"
+                for cut, one in cuts
+                if not torch.equal(saved.read(name, one).cpu(), local(one).cpu())
+            ]
         assert saved.whole("scalar") == 2.5
     world.gather(b"")
     return wrong

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from areal.engine.commands import Row
 from tests.engine.parallel.pool import Case, Pool, alone, refusal
@@ -29,6 +30,22 @@ def test_our_own_net_is_transformers(tiny_dir: Path, group_rows: GroupRows) -> N
     weights = {name.removeprefix("model."): tensor for name, tensor in ours.weights.items()}
     assert weights.keys() == {name.removeprefix("model.") for name in theirs.weights}
     assert_twins(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", ["fsdp:d1", "archon:d1"])
+def test_a_device_trains_as_the_cpu_does(device: str, tiny_dir: Path, group_rows: GroupRows, backend: str) -> None:
+    if device == "cpu":
+        pytest.skip("compares the device of --device with the CPU")
+    case = Case(backend, str(tiny_dir), group_rows(groups=3), settings={"max_tokens_per_mb": 64})
+    assert_twins(alone(case), alone(case, "cpu"))
+
+
+def test_more_ranks_than_gpus_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with Pool(2) as pool:
+        pool.device = "cuda"
+        with pytest.raises(pytest.skip.Exception, match=r"archon:t2 needs 2 GPUs, .* there are 1"):
+            pool.run(Case("archon:t2", "", []))
 
 
 @pytest.mark.parametrize("backend", ["fsdp:d2", "archon:d2"])
