@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from areal.base.errors import ArealError, ConfigError
 from areal.base.redact import redact
@@ -24,6 +24,9 @@ from areal.config.load import resolve
 from areal.config.run import RunConfig
 from areal.config.show import masked_yaml
 from areal.config.startable import why_not
+
+# A full disk, a file without the rights for it: as in the run's other processes.
+ENDINGS = (ArealError, OSError, KeyboardInterrupt)
 
 
 class Trainer(Protocol):
@@ -57,10 +60,8 @@ def parse(argv: Sequence[str]) -> Command:
 
 def load_command_line(argv: Sequence[str]) -> RunConfig:
     """The configuration of `--config FILE key=value …`; ends the process on a problem (2) and after --dry-run (0)."""
-    try:
+    with errors_as_sentences():
         command = parse(argv)
-    except ConfigError as error:
-        _end(error)
     if command.dry_run:
         show(command)
         sys.exit(0)
@@ -80,18 +81,18 @@ def run_from_command_line(
         _say_notes(command)
         with trainer(command.config, command.output_dir) as run:
             run.train()
-    except ConfigError as error:
-        _say_error(error)
-        return 2
-    except (
-        ArealError,
-        OSError,
-    ) as error:  # a full disk, a file without the rights for it: as in the run's other processes
-        _say_error(error)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    except ENDINGS as error:
+        return _ended_by(error)
     return 0
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """For a program of one's own around a run: what ends it is said in a line instead of a traceback, with this module's exit codes."""
+    try:
+        yield
+    except ENDINGS as error:
+        sys.exit(_ended_by(error))
 
 
 def show(command: Command) -> None:
@@ -136,6 +137,9 @@ def _say_error(error: ArealError | OSError) -> None:
         print(line if line.startswith("error: ") else f"error: {line}", file=sys.stderr)  # a child's own words stay
 
 
-def _end(error: ConfigError) -> NoReturn:
+def _ended_by(error: ArealError | OSError | KeyboardInterrupt) -> int:
+    """Says it; returns the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
     _say_error(error)
-    sys.exit(2)
+    return 2 if isinstance(error, ConfigError) else 1

@@ -78,7 +78,7 @@ class Splice:
             except OSError as error:
                 await exchange.break_off(
                     BackendError(
-                        f"worker {target.worker} went away in the middle of the answer ({reason(error)}); retry"
+                        f"worker {target.worker} went away in the middle of the answer ({reason(error)}); retry, and check that the RL service runs"
                     )
                 )
             finally:
@@ -104,7 +104,7 @@ class Splice:
             raise self._silent(target) from None
         except OSError as error:
             raise BackendError(
-                f"worker {target.worker} closed the connection without an answer ({reason(error)}); retry"
+                f"worker {target.worker} closed the connection without an answer ({reason(error)}); retry, and check that the RL service runs"
             ) from None
 
     def _silent(self, target: Target) -> BackendTimeout:

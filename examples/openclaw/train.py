@@ -2,7 +2,7 @@
 
 import sys
 
-from areal.config.command_line import load_command_line
+from areal.config.command_line import errors_as_sentences, load_command_line
 from areal.train import PPOTrainer
 
 
@@ -13,4 +13,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_sentences():
+        main()

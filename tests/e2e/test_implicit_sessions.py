@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from areal.base.metrics import read_metrics
 from areal.base.types import Counts
 from areal.store import open_store, store_url
 from areal.store.base import SessionSummary
-from tests.e2e.test_openclaw import SCRIPTS, gateway_of
+from tests.e2e.running import service
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "token-of-one-agent-4711"
 IDLE_S = 8  # long beside the pauses between an agent's turns on a busy machine
 
@@ -79,7 +77,7 @@ class Agents:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that took its one step from such sessions."""
     root = tmp_path_factory.mktemp("implicit")
-    command = [sys.executable, str(SCRIPTS / "train.py"), "--config", str(SCRIPTS / "config.yaml")]
+    command = "python examples/openclaw/train.py --config examples/openclaw/config.yaml "
     overrides = [
         "experiment_name=e",
         "trial_name=t",
@@ -94,20 +92,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"rollout.agent.session_timeout_seconds={IDLE_S}",
         f"cluster.fileroot={root}",
     ]
-    with subprocess.Popen(
-        [*command, *overrides], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as service:
-        try:
-            agents = Agents(gateway_of(root / "e" / "t" / "logs" / "train.log", service))
-            agents.abandoned()  # first, so that it is idle for the longest
-            agents.left_alone()
-            agents.to_the_last_turn()
-            agents.ended_by_its_verifier()
-            agents.named_in_its_body()
-            output, _ = service.communicate(timeout=180)
-        finally:
-            service.kill()
-    assert service.returncode == 0, output
+    with service(command + shlex.join(overrides), log=root / "e" / "t" / "logs" / "train.log") as run:
+        agents = Agents(run.url)
+        agents.abandoned()  # first, so that it is idle for the longest
+        agents.left_alone()
+        agents.to_the_last_turn()
+        agents.ended_by_its_verifier()
+        agents.named_in_its_body()
+        code, output = run.end(), run.output.read_text()
+    assert code == 0, output
     assert "[train] step=0 updated=4 loss=" in output
     return root / "e" / "t"
 
