@@ -33,7 +33,11 @@ WAYS: tuple[Way, ...] = (
     Way(r"areal replay .*", "test", "tests/e2e/test_tiny_run.py::test_every_asynchronous_step_is_made_again"),
     Way(r"areal (status|plot|compare|export) .*", "run"),
     Way(r"areal doctor --agent \"python agent.py\"", "test", "tests/tools/test_doctor_findings.py::test_"),
-    Way(r"python3 examples/openclaw/demo_lifecycle\.py .*", "test", "tests/e2e/test_first_text.py::test_faq_openclaw_keeps_one_key"),
+    Way(
+        r"python3 examples/openclaw/demo_lifecycle\.py .*",
+        "test",
+        "tests/e2e/test_first_text.py::test_faq_openclaw_keeps_one_key",
+    ),
     Way(r"python3 examples/openclaw/(start_session|set_reward)\.py .*", "service"),
     Way(r"(URL|KEY)=.*|curl .*", "service"),
     Way(r"python -m examples\.play .*math_agent.*", "test", "tests/e2e/test_demo.py::test_"),
