@@ -20,10 +20,10 @@ import openai
 
 from areal.base.errors import ArealError, UpstreamError
 from areal.base.redact import protect, redact
+from areal.config.base_url import openai_base
 from areal.config.load import load_config
 from areal.config.supported import placeholders
 from areal.config.upstream import ROLES, ApiGatewayConfig, ModelRoute, ModelRoutingConfig
-from areal.inference.upstream.address import openai_base
 from areal.inference.upstream.answers import read_answer
 from areal.inference.upstream.client import check_key
 from areal.inference.upstream.routes import Route

@@ -22,6 +22,7 @@ from areal.base.redact import protect
 from areal.config.agent_file import read_agent_file
 from areal.config.aliases import ALIAS_NAMES, GATEWAY_CONFIG, translate
 from areal.config.backend_spec import Use, parse_backend
+from areal.config.base_url import openai_base
 from areal.config.keys import keys_of, paths_of
 from areal.config.problems import Problems
 from areal.config.run import RunConfig
@@ -80,6 +81,9 @@ def resolve(path: Path | None, overrides: Sequence[str] = (), *, agent_config: P
     for key, use in _SPECS:
         if key in settings and isinstance(settings[key].value, str):
             _attempt(problems, settings[key].name, partial(parse_backend, settings[key].value, use))
+    known_wrong = any(line.startswith("api_gateway.base_url") for line in problems.lines)
+    if config is not None and config.api_gateway is not None and not known_wrong:
+        _attempt(problems, "", partial(openai_base, config.api_gateway.base_url))
     problems.raise_if_any()
     assert config is not None  # build says why, if it is
     return Resolved(config, tuple(notes))

@@ -11,6 +11,7 @@ route's model and defaults put in; Messages and Responses are translated (proxy/
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -20,7 +21,7 @@ import msgspec
 import orjson
 from prometheus_client import CollectorRegistry, Counter
 
-from areal.base.errors import ArealError, BadRequest, NotFound
+from areal.base.errors import ArealError, BadRequest, NotFound, Unavailable
 from areal.base.types import ModelCall
 from areal.gateway.exchange import Exchange
 from areal.gateway.routing import Run
@@ -217,3 +218,9 @@ class ChannelDoor:
                     if not exchange.status:
                         raise
                     await exchange.break_off(error)
+                except (
+                    asyncio.CancelledError
+                ):  # the gateway stops and this stream outlived the grace; or the client left
+                    if exchange.status:
+                        await exchange.break_off(Unavailable("the gateway is stopping; retry in a few seconds"))
+                    raise

@@ -89,7 +89,7 @@ def test_T090_an_unset_variable_names_itself_and_the_key(tmp_path: Path, monkeyp
     lines = problems_of(tmp_path, text)
     assert [line.partition(":")[0] for line in lines] == ["api_gateway.base_url", "api_gateway.api_key"]
     assert all("environment variable ROUTER_KEY is not set" in line for line in lines)
-    [line] = problems_of(tmp_path, "api_gateway: {base_url: x, api_key: '${EMPTY}'}")
+    [line] = problems_of(tmp_path, "api_gateway: {base_url: 'http://x', api_key: '${EMPTY}'}")
     assert "api_gateway.api_key: environment variable EMPTY is empty" in line
     assert load(tmp_path, "trial_name: 'x${EMPTY}'").trial_name == "x"
 
@@ -99,7 +99,7 @@ def test_T102_outer_white_space_of_a_key_is_stripped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("ROUTER_KEY", value)
-    config = load(tmp_path, "api_gateway: {base_url: x, api_key: '${ROUTER_KEY}'}")
+    config = load(tmp_path, "api_gateway: {base_url: 'http://x', api_key: '${ROUTER_KEY}'}")
     assert config.api_gateway is not None
     assert config.api_gateway.api_key == "sk-abc"
     assert load(tmp_path, 'rollout: {agent: {internal_token: " k-1 "}}').rollout.agent.internal_token == "k-1"
@@ -110,7 +110,7 @@ def test_T102_T108_an_inner_control_character_names_the_variable_and_not_the_val
 ) -> None:
     for value in ("sk-aaaa\nbbbb", "sk-aaaa\rbbbb", "sk-aaaa\x7fbbbb"):
         monkeypatch.setenv("ROUTER_KEY", value)
-        [line] = problems_of(tmp_path, "api_gateway: {base_url: x, api_key: '${ROUTER_KEY}'}")
+        [line] = problems_of(tmp_path, "api_gateway: {base_url: 'http://x', api_key: '${ROUTER_KEY}'}")
         assert "ROUTER_KEY" in line
         assert "aaaa" not in line
         assert "bbbb" not in line
@@ -242,6 +242,11 @@ def test_T092_overrides_take_lists_null_booleans_and_quoted_text() -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             override(text)
+
+
+def test_T101_an_address_that_no_call_could_use_is_said_before_anything_starts(tmp_path: Path) -> None:
+    [line] = problems_of(tmp_path, "api_gateway: {base_url: 'http://h/v1/v1', api_key: sk-a-literal-key}")
+    assert line.startswith("api_gateway.base_url='http://h/v1/v1' has 2 version segments (v1, v1); keep one of them")
 
 
 def test_an_override_replaces_a_whole_section_and_the_reverse(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from areal.base.errors import ConfigError, UpstreamError, UpstreamLimit
+from areal.config.base_url import endpoint, openai_base
 from areal.config.upstream import ApiGatewayConfig, ModelRoute, ModelRoutingConfig
-from areal.inference.upstream.address import endpoint, openai_base
 from areal.inference.upstream.client import Channel
 from areal.inference.upstream.limits import RouteLimits
 from areal.inference.upstream.names import nearly_upstream

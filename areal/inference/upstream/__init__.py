@@ -4,6 +4,6 @@
         route = channel.find("reward_model")
         answer = await channel.complete(route, {"messages": [...]})        # a Chat Completions answer, or UpstreamError
 
-client.py sends, repeats and reads; answers.py knows what is an answer and what is a failure, limits.py bounds each route, address.py and
-proxies.py say where a call goes. Used by the gateway alone: whoever wants an upstream model asks the gateway for it.
+client.py sends, repeats and reads; answers.py knows what is an answer and what is a failure, limits.py bounds each route, config/base_url.py
+and proxies.py say where a call goes. Used by the gateway alone: whoever wants an upstream model asks the gateway for it.
 """

@@ -29,8 +29,8 @@ import areal
 from areal.base.errors import ArealError, ConfigError, UpstreamError
 from areal.base.logs import Log
 from areal.base.redact import protect, redact
+from areal.config.base_url import endpoint
 from areal.config.upstream import ApiGatewayConfig, ModelRoutingConfig
-from areal.inference.upstream.address import endpoint
 from areal.inference.upstream.answers import Json, as_chunks, read_answer, read_chunk, usage_of
 from areal.inference.upstream.limits import RouteLimits
 from areal.inference.upstream.proxies import proxy_for
@@ -240,8 +240,9 @@ class Channel:
         """What goes wrong on the way, as sentences without the address's secrets."""
         try:
             yield
-        except TimeoutError:  # of aiohttp's own, which also are ClientErrors
-            raise
+        except aiohttp.ConnectionTimeoutError:
+            text = f"the channel took no connection within {CONNECT_S:g} s; check api_gateway.base_url and that this host gets there"
+            raise UpstreamError(text, status=504, again=True) from None
         except aiohttp.ClientConnectorCertificateError as error:
             text = f"the channel's certificate is not trusted ({error.certificate_error}); check api_gateway.base_url"
             raise UpstreamError(text) from None

@@ -6,6 +6,7 @@
 
 The rule: slashes are put in order, a `/chat/completions` at the end is dropped, `/v1` is added where the path has no version segment
 (v1, v4, v1beta …), then comes `/chat/completions`. Two version segments, a query, a user name or another scheme is a ConfigError. Pure.
+Used by load.py, so that a wrong address is said before anything starts, and by inference/upstream.
 """
 
 from __future__ import annotations
