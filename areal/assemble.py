@@ -53,6 +53,8 @@ from areal.rollout.pace import Pace
 from areal.rollout.queue import GroupQueue
 from areal.rollout.recovery import Start, take_up
 from areal.rollout.retention import Upholder, retention_of
+from areal.rollout.rewards.opening import scoring
+from areal.rollout.rewards.scorer import Scorer
 from areal.rollout.snapshots import Purpose, Schedule, Snapshots
 from areal.rollout.staleness import StalenessGate
 from areal.rollout.task_files import read_tasks
@@ -86,6 +88,7 @@ class Run:
     learner: Learner | None
     evaluation: Evaluation
     dispatcher: Dispatcher
+    scorer: Scorer | None  # where the run rewards by itself
     metrics: MetricsFile
     history: History
     progress: Progress
@@ -96,13 +99,15 @@ class Run:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def unless_stopped(self, work: Any) -> Any:
-        """The result of awaiting `work`, or None once somebody asked the run to stop; a failing agent feeder raises."""
+        """The result of awaiting `work`, or None once somebody asked the run to stop; a feeder or a scorer that fails raises."""
         task = asyncio.ensure_future(work)
-        others = [asyncio.create_task(self.stopping.wait()), asyncio.create_task(self.dispatcher.failure())]
+        watched = [part.failure() for part in (self.dispatcher, self.scorer) if part is not None]
+        others = [asyncio.create_task(each) for each in (self.stopping.wait(), *watched)]
         try:
             await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
-            if others[1].done():
-                others[1].result()
+            for failed in others[1:]:
+                if failed.done():
+                    failed.result()
             return task.result() if task.done() else None
         finally:
             for each in (task, *others):
@@ -148,7 +153,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         workers, gateway_url = await launch.front(stack)
         announce_gateway(gateway_url, waits=not runs_agents(config))
         trained = (await store.training.counts()).consumed
-        dispatcher = await stack.enter_async_context(_dispatcher(config, workers, gate, store, tasks, given))
+        scorer, dispatcher = await _agents(stack, launch, store, workers, gateway_url, tasks, held_out, given)
         yield Run(
             config=config,
             folder=folder,
@@ -159,8 +164,9 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
             learner=await _learner(
                 stack, launch, start, nets, servers, workers, metrics, trained=trained, tasks=len(tasks)
             ),
-            evaluation=_evaluation(config, held_out, dispatcher),
+            evaluation=Evaluation(held_out, dispatcher, freq_steps=config.evaluator.freq_steps, scorer=scorer),
             dispatcher=dispatcher,
+            scorer=scorer,
             metrics=metrics,
             history=stack.enter_context(_history(launch, start, incarnation)),
             progress=progress,
@@ -312,18 +318,34 @@ def _batcher(config: RunConfig, gate: StalenessGate, store: Store) -> Batcher:
     )
 
 
-def _dispatcher(
-    config: RunConfig,
-    workers: list[JsonClient],
-    gate: StalenessGate,
+async def _agents(
+    stack: AsyncExitStack,
+    launch: Launch,
     store: Store,
+    workers: list[JsonClient],
+    gateway_url: str,
     tasks: Sequence[Task],
+    held_out: Sequence[Task],
     given: Mapping[str, Given],
-) -> Dispatcher:
+) -> tuple[Scorer | None, Dispatcher]:
+    """Who rewards what agents did, and who starts them, where this run does either."""
+    config, gate, token = launch.config, launch.gate, launch.channel_token
+    known = [*tasks, *held_out]
+    scorer = await stack.enter_async_context(
+        scoring(config, store, gate, known, gateway_url=gateway_url, channel_token=token)
+    )
     feed = None
     if runs_agents(config):
         feed = endless(tasks, seed=config.seed, shuffle=config.train_dataset.shuffle, given=given)
-    return Dispatcher(workers, gate, store.training, n_samples=config.gconfig.n_samples, tasks=feed)
+    dispatcher = Dispatcher(
+        workers,
+        gate,
+        store.training,
+        n_samples=config.gconfig.n_samples,
+        tasks=feed,
+        unscored=scorer.groups if scorer is not None else lambda: 0,
+    )
+    return scorer, await stack.enter_async_context(dispatcher)
 
 
 def _advisor(config: RunConfig, store: Store, gate: StalenessGate, metrics: MetricsFile) -> SpeedAdvisor:
@@ -336,10 +358,6 @@ def _advisor(config: RunConfig, store: Store, gate: StalenessGate, metrics: Metr
     return SpeedAdvisor(store.reading, gate, metrics, generating=generating, training=training)
 
 
-def _evaluation(config: RunConfig, held_out: Sequence[Task], dispatcher: Dispatcher) -> Evaluation:
-    return Evaluation(held_out, dispatcher, freq_steps=config.evaluator.freq_steps)
-
-
 def limits_of(config: RunConfig) -> Limits:
     """What admission works with."""
     return Limits(
@@ -349,4 +367,5 @@ def limits_of(config: RunConfig) -> Limits:
         n_samples=config.gconfig.n_samples,
         queue_size=config.rollout.queue_size or 0,
         group_timeout_s=config.rollout.group_timeout_seconds,
+        scored=config.rollout.agent.reward_source != "client",
     )

@@ -34,7 +34,7 @@ async def test_a_run_that_is_asked_to_stop_does_not_wait_for_an_evaluation(tmp_p
         gate = await StalenessGate.open(store.training, Limits(1, 0, 1), incarnation="test")
         async with Dispatcher([worker], gate, store.training, n_samples=1) as dispatcher:  # type: ignore[list-item]
             parts: dict[str, Any] = dict.fromkeys(Run.__dataclass_fields__)
-            del parts["pace"], parts["stopping"]
+            del parts["stopping"]
             evaluation = Evaluation([Task("held-out", {})], dispatcher, freq_steps=None)
             run = Run(**(parts | {"gate": gate, "evaluation": evaluation, "dispatcher": dispatcher}))
             trying = asyncio.create_task(evaluate(run, 0))

@@ -54,7 +54,7 @@ def _kinds(key: Key) -> str:
     words = []
     for kind in key.kinds:
         if get_origin(kind) is list:
-            words.append("list")
+            words.append(f"list of {'text' if get_args(kind) == (str,) else 'numbers'}")
         elif get_origin(kind) is not None:
             words += [f"`{choice}`" for choice in get_args(kind)]
         else:
@@ -69,6 +69,8 @@ def _default(key: Key) -> str:
         return "empty"
     if key.default is None:
         return "null" if type(None) in key.kinds else "needed"
+    if isinstance(key.default, list):
+        return f"`[{', '.join(map(str, key.default))}]`"
     return f"`{str(key.default).lower() if isinstance(key.default, bool) else key.default}`"
 
 

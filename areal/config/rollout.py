@@ -8,6 +8,7 @@ from pydantic import Field
 
 from areal.config.agents import ProcessConfig
 from areal.config.engine import Dtype
+from areal.config.reward import RewardConfig
 from areal.config.section import Section
 
 AgentMode = Literal["inline", "subproc", "online"]
@@ -20,7 +21,7 @@ ToolCallParser = Literal[
 ]
 ReasoningParser = Literal["qwen3", "deepseek_r1", "mistral", "kimi", "none"]
 Framework = Literal["openclaw", "langchain", "claude_code"]
-RewardSource = Literal["client", "reward_model", "judge_model"]
+RewardSource = Literal["client", "reward_model", "judge_model", "function"]
 
 
 class AgentConfig(Section):
@@ -42,7 +43,8 @@ class AgentConfig(Section):
     """Which agent it is; implies online mode. With tasks (train_dataset.path) the service starts it for each try, as its driver knows how;
     without, it is waited for. All of them use the same gateway."""
     reward_source: RewardSource = "client"
-    """Who rewards: the client by /rl/set_reward, or a model of the upstream channel."""
+    """Who rewards: the client by /rl/set_reward; or the run itself, once a session has ended, by a model of the upstream channel or by a
+    Python function (rollout.reward, docs/rewards.md). Then no agent's key may reward."""
     admin_api_key: str = Field("areal-admin-key", json_schema_extra={"secret": True})
     """Opens start_session and export. The default works on loopback only."""
     internal_token: str | None = Field(None, json_schema_extra={"secret": True})
@@ -124,6 +126,7 @@ class RolloutConfig(Section):
     group_timeout_seconds: float = Field(3600.0, gt=0)
     """A group not complete by then is trained with its survivors (>= 2), or dropped."""
     agent: AgentConfig = AgentConfig()
+    reward: RewardConfig = RewardConfig()
     native: NativeConfig = NativeConfig()
     scripted: ScriptedConfig = ScriptedConfig()
 

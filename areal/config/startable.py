@@ -17,6 +17,7 @@ from areal.config.backend_spec import parse_backend
 from areal.config.engine import ActorConfig
 from areal.config.learnable import cannot_learn
 from areal.config.own_agents import agent_problems
+from areal.config.rewarded import reward_problems
 from areal.config.run import RunConfig
 from areal.config.supported import reasons
 
@@ -26,6 +27,7 @@ def why_not(config: RunConfig) -> list[str]:
     return (
         reasons(config)
         + agent_problems(config)
+        + reward_problems(config)
         + _model_and_queue(config)
         + _files_that_are_not_there(config)
         + _kept_in_vain(config)

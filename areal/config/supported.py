@@ -53,11 +53,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("rollout.backend", _engine("sglang"), "SGLang is not part of this version; use rollout.backend=native:d1"),
     Refusal("rollout.backend", _engine("vllm"), "vLLM is not part of this version; use rollout.backend=native:d1"),
     Refusal(
-        "rollout.agent.reward_source",
-        lambda t: t != "client",
-        "rewards from a model are not part of this version; use client and call /rl/set_reward",
-    ),
-    Refusal(
         "model_routing.policy_model.upstream",
         bool,
         "a run trains the model that it serves, and of one in the channel it would record nothing; set it to false (a gateway "

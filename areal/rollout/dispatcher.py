@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -55,13 +55,16 @@ class Dispatcher:
         n_samples: int,
         tasks: Iterator[Task] | None = None,
         eval_concurrency: int = 32,
+        unscored: Callable[[], int] = lambda: 0,
     ) -> None:
+        """unscored: groups whose agents are done and which hold their slots until they are rewarded."""
         self._workers = workers
         self._load: Counter[int] = Counter(dict.fromkeys(range(len(workers)), 0))
         self._gate = gate
         self._training = training
         self._tasks = tasks
         self._n_samples = n_samples
+        self._unscored = unscored
         self._eval_slots = asyncio.Semaphore(eval_concurrency)
         self._runs: set[asyncio.Task[None]] = set()
         self._feeder: asyncio.Task[None] | None = None
@@ -116,7 +119,8 @@ class Dispatcher:
         while True:
             self._gate.opened.clear()
             _, accepted = await self._training.occupancy()
-            for _ in range(free_groups(self._gate.limits, running=len(self._runs), accepted=accepted)):
+            running = len(self._runs) + self._unscored()
+            for _ in range(free_groups(self._gate.limits, running=running, accepted=accepted)):
                 run = asyncio.create_task(self._group(next(tasks)))
                 self._runs.add(run)
                 run.add_done_callback(self._finished)

@@ -94,6 +94,13 @@ class StalenessGate:
         self.limits = replace(self.limits, accepting=False)
         await self._training.set_limits(self.limits)
 
+    async def hold(self, reason: str) -> None:
+        """No group opens any more, with this reason in every refusal, until `hold("")`. Running sessions go on."""
+        self.limits = replace(self.limits, held=reason)
+        await self._training.set_limits(self.limits)
+        if not reason:
+            self.opened.set()
+
     async def learn(self, labels: Iterable[int]) -> None:
         """Look up labels this process has not published itself."""
         for label in set(labels) - self._steps.keys() - {-1}:

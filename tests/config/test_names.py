@@ -183,7 +183,6 @@ def test_what_is_not_built_is_refused_with_every_reason_and_placeholders_too(in_
     for part in (
         "scheduler.type=ray: online mode needs",
         "vLLM",
-        "reward_source=reward_model",
     ):
         assert part in text
     assert "model_routing.reward_model.model_id is still the placeholder" in text

@@ -25,7 +25,7 @@ BROAD_EXCEPT = ["areal.engine.worker", "areal.rollout.agent_runs", "areal.web.ap
 # A library that raises Exception itself: around its one call, and said as ConfigError.
 BARE_LIBRARY = ["areal.models.tokenizer"]
 # What configures how other keys are read and so needs no reader of its own outside areal/config.
-READ_WHILE_LOADING = {"total_train_epochs"}
+READ_WHILE_LOADING = {"rollout.reward.prompt_path", "total_train_epochs"}
 NAMED_FILE = re.compile(r"(?<![\w./{-])(?:[a-z_]+/)*[a-z_]+\.(?:py|md)\b")
 LEFT_FOR_LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
 
