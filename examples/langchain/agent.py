@@ -46,7 +46,7 @@ class CalculatorAgent:
         except GraphRecursionError:
             return 0.0
         numbers = re.findall(r"-?\d+(?:\.\d+)?", str(state["messages"][-1].text).replace(",", ""))
-        return float(bool(numbers) and float(numbers[-1]) == task["answer"])
+        return float(bool(numbers) and float(numbers[-1]) == float(task["answer"]))
 
     def model(self, base_url: str, api_key: str) -> BaseChatModel:
         if self.api == "messages":

@@ -28,6 +28,7 @@ class Way:
 
 _INDEX = "needs a package index; tests/layout/test_install.py installs areal itself"
 WAYS: tuple[Way, ...] = (
+    Way(r"areal train .*claude_code/.*", "test", "tests/examples/test_claude_code.py::test_the_run_starts_it"),
     Way(r"(areal train|python3? -m areal\.train|python3? examples/openclaw/train\.py) --config .*", "dry"),
     Way(r"areal plan .*", "tool"),
     Way(r"areal replay .*", "test", "tests/e2e/test_tiny_run.py::test_every_asynchronous_step_is_made_again"),
@@ -42,7 +43,6 @@ WAYS: tuple[Way, ...] = (
     Way(r"(URL|KEY)=.*|curl .*", "service"),
     Way(r"python -m examples\.play .*math_agent.*", "test", "tests/e2e/test_demo.py::test_"),
     Way(r"python -m examples\.play .*langchain.*", "test", "tests/examples/test_installed_agents.py::test_"),
-    Way(r"python -m examples\.play .*claude_code.*", "test", "tests/examples/test_claude_code.py::test_"),
     Way(r"python examples/own_agent/agent\.py .*", "test", "tests/examples/test_own_agent.py::test_"),
     Way(r"openclaw agent exec .*", "test", "tests/examples/test_installed_agents.py::test_"),
     Way(r"python -c \"import areal; print\(areal\.__version__\)\"", "tool"),
@@ -53,6 +53,7 @@ WAYS: tuple[Way, ...] = (
 # Python programs: the test that runs the block of this page.
 PROGRAMS = {
     "README.md": "tests/clients/test_documented_programs.py::test_a_program_that_plays_a_session",
+    "docs/agents.md": "tests/clients/test_documented_agents.py::test_",
     "docs/http.md": "tests/clients/test_documented_programs.py::test_a_program_that_plays_a_session",
     "docs/quickstart.md": "tests/clients/test_documented_programs.py::test_a_program_that_speaks_three_protocols",
     "docs/tutorial_online.md": "tests/clients/test_documented_programs.py::test_a_program_that_asks_under_a_key",
