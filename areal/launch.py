@@ -36,6 +36,7 @@ from areal.engine.settings import EngineSettings
 from areal.gateway.attach import attach, detach, find
 from areal.gateway.server import DEFAULT_PORT
 from areal.gateway.state import RunFacts
+from areal.gateway.watch import watched
 from areal.inference import connect
 from areal.inference.backend import Backend
 from areal.models.fetch import resolve, same_vocabulary
@@ -265,6 +266,7 @@ class Launch:
         )
         await attach(handle, facts)
         stack.push_async_callback(detach, handle, facts)
+        await stack.enter_async_context(watched(handle, say=lambda text: warn("RLTrainer", text)))
         return handle.url
 
     async def _own_gateway(self) -> str:

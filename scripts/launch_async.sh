@@ -5,12 +5,14 @@
 #   bash scripts/launch_async.sh [KEY=VALUE …]   overrides are passed on to areal.train
 #
 # GATEWAY_PORT (9000), ROUTER_CONFIG, TRAIN_CONFIG, AGENT_CONFIG, OUTPUT_DIR and PYTHON change what the names say.
-# Training starts when the gateway answers /health, not after a fixed time; a gateway that fails to start ends the script.
+# Training starts when the gateway answers /health, not after a fixed time; a gateway that fails to start, or ends while training runs, ends
+# the script. The same command goes on from the last checkpoint.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-$([[ -z ${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && echo .venv/bin/python || echo python)}
 port=${GATEWAY_PORT:-9000}
+gateway_log=logs/areal_async/gateway.log
 ready_within_s=60
 gateway_pid=
 train_pid=
@@ -64,7 +66,7 @@ while true; do
   fi
   answers "$gateway_pid" && break
   if ((SECONDS >= ready_within_s)); then
-    echo "the gateway did not answer on port $port within $ready_within_s s; see logs/areal_async/gateway.log" >&2
+    echo "the gateway did not answer on port $port within $ready_within_s s; see $gateway_log" >&2
     exit 1
   fi
   sleep 0.2
@@ -75,9 +77,16 @@ done
   --config "${TRAIN_CONFIG:-configs/agent_async_train.yaml}" \
   --agent-config "${AGENT_CONFIG:-agent_config.py}" \
   --output-dir "${OUTPUT_DIR:-./checkpoints/run_001}" \
-  "$@" &
+  "$@" ${GATEWAY_PORT:+rollout.agent.gateway_port="$port"} &
 train_pid=$!
 code=0
-wait "$train_pid" || code=$?
+wait -n "$train_pid" "$gateway_pid" || code=$?
+if kill -0 "$train_pid" 2>/dev/null; then # it is the gateway that has ended, and no agent can reach the run any more
+  gateway_pid=
+  echo "local proxy failed, gateway at localhost:$port not reachable: it ended with code $code while training ran; its log, $gateway_log, ends with" >&2
+  tail -n 8 "$gateway_log" >&2 || true
+  echo "training is stopped after this step; the same command goes on from there" >&2
+  exit 1
+fi
 train_pid=
 exit "$code" # 4. the gateway is stopped by the trap above

@@ -34,11 +34,12 @@ _LOOK_AGAIN_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class GatewayHandle:
-    """A gateway that has proven itself. url: its base, without a path; run_id: the run it serves now."""
+    """A gateway that has proven itself. url: its base, without a path; run_id: the run it serves now; log: its gateway.log."""
 
     url: str
     port: int
     run_id: str | None = None
+    log: str = ""
 
 
 async def find(
@@ -135,7 +136,7 @@ async def _prove(url: str, port: int, say: Callable[[str], None], deadline: floa
                 "stop it, or set another rollout.agent.gateway_port"
             )
             return None
-        return GatewayHandle(url, port, answer.get("run_id"))
+        return GatewayHandle(url, port, answer.get("run_id"), facts.log)
 
 
 def _proven(answer: Any, secret: str, port: int, nonce: str) -> bool:

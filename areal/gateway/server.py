@@ -49,19 +49,21 @@ GRACE_S = 8.0  # below the 10 s after which a scheduler kills its children
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a gateway is started with. facts: the run it serves; None: a run attaches later. channel: the upstream channel and its
-    routes. guest_token: opens the channel while there is no run."""
+    routes. guest_token: opens the channel while there is no run. log: where its log lies."""
 
     body_limit: int
     facts: RunFacts | None = None
     channel: tuple[ApiGatewayConfig, ModelRoutingConfig | None] | None = None
     guest_token: str | None = None
+    log: str = ""
 
 
 async def serve_gateway(listener: socket.socket, settings: Settings, ready: Callable[[str], None]) -> None:
     """Serve on a bound socket until SIGTERM. ready(url) is called once it answers. Raises ConfigError, StoreError."""
     address, port = listener.getsockname()[:2]
     loopback, url, secret = is_loopback(address), url_of(listener), secrets.token_urlsafe(32)
-    state.write(state.gateway_file(port), GatewayFacts(port=port, pid=os.getpid(), url=url, secret=secret))
+    own = GatewayFacts(port=port, pid=os.getpid(), url=url, secret=secret, log=settings.log)
+    state.write(state.gateway_file(port), own)
     try:
         async with AsyncExitStack() as stack:
             door = await _door(stack, settings, loopback=loopback)
@@ -182,7 +184,8 @@ def _start_alone(arguments: argparse.Namespace, listener: socket.socket) -> None
         listener = bind(agent.gateway_host, port, setting="--port")
     facts = None if arguments.beside is None else _served_on(arguments.beside)
     channel = None if config.api_gateway is None else (config.api_gateway, config.model_routing)
-    settings = Settings(agent.max_body_bytes, facts, channel, agent.internal_token)
+    log = str((Path(arguments.log_dir) / "gateway.log").absolute())
+    settings = Settings(agent.max_body_bytes, facts, channel, agent.internal_token, log)
     _run(listener, settings, lambda url: announce("Gateway", f"Gateway ready at {url}"))
 
 

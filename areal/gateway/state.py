@@ -28,12 +28,13 @@ _Facts = TypeVar("_Facts", bound=msgspec.Struct)
 
 
 class GatewayFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A running gateway. secret: proves both sides to each other (control.py). born: see `birth`."""
+    """A running gateway. secret: proves both sides to each other (control.py). log: its gateway.log. born: see `birth`."""
 
     port: int
     pid: int
     url: str
     secret: str
+    log: str = ""
     born: str = ""
 
     def __repr__(self) -> str:

@@ -50,16 +50,19 @@ class Launch:
         out, errors = self.process.communicate(timeout=60)
         return self.process.returncode, out, errors
 
-    def left_behind(self) -> list[list[str]]:
-        """Processes of the script's group that still live."""
+    def processes(self) -> list[psutil.Process]:
+        """Those of the script's group that still live."""
         found = []
         for process in psutil.process_iter(["status"]):
             try:
                 if os.getpgid(process.pid) == self.process.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
-                    found.append(process.cmdline())
+                    found.append(process)
             except (ProcessLookupError, psutil.NoSuchProcess):
                 continue
         return found
+
+    def left_behind(self) -> list[list[str]]:
+        return [process.cmdline() for process in self.processes()]
 
 
 @pytest.fixture
@@ -79,7 +82,7 @@ def test_training_starts_when_the_gateway_is_ready_and_the_gateway_goes_with_it(
     assert f"Gateway ready at http://127.0.0.1:{launch.port}" in out
     words = launch.seen.read_text()
     assert "--config configs/agent_async_train.yaml --agent-config agent_config.py" in words
-    assert "--output-dir ./checkpoints/run_001 seed=7" in words
+    assert f"--output-dir ./checkpoints/run_001 seed=7 rollout.agent.gateway_port={launch.port}" in words
     assert launch.left_behind() == []
 
 
@@ -98,6 +101,20 @@ def test_T093_a_gateway_that_cannot_start_is_noticed(launch):
     assert str(launch.port) in errors
     assert "training was not started" in errors
     assert not launch.seen.exists()
+    assert launch.left_behind() == []
+
+
+def test_a_gateway_that_dies_while_training_runs_ends_both_with_the_reason(launch):
+    launch.start("exec sleep 600")
+    while not launch.seen.exists():
+        assert launch.process.poll() is None, launch.end()
+        time.sleep(0.02)
+    [gateway] = [one for one in launch.processes() if "areal.gateway.server" in one.cmdline()]
+    gateway.kill()
+    code, _, errors = launch.end()
+    assert code == 1
+    assert f"local proxy failed, gateway at localhost:{launch.port} not reachable: it ended with code 137" in errors
+    assert "the same command goes on from there" in errors
     assert launch.left_behind() == []
 
 

@@ -1,0 +1,37 @@
+"""A run says that its gateway has gone, with the end of that one's log, and that it is back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal.base.guide import situation
+from areal.gateway.attach import GatewayHandle
+from areal.gateway.watch import watched
+from areal.web.address import bind, url_of
+from tests.ports import quiet_port
+from tests.proxy.service import until
+
+
+async def test_local_proxy_failed_is_said_once_with_the_end_of_the_log_and_so_is_its_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal.gateway.watch.LOOK_S", 0.02)
+    said: list[str] = []
+    (tmp_path / "gateway.log").write_text("ready\nout of memory\n")
+    port = quiet_port()
+    listener = bind("127.0.0.1", port)
+    handle = GatewayHandle(url_of(listener), port, "run", str(tmp_path / "gateway.log"))
+    async with watched(handle, say=said.append):
+        listener.close()
+        await until(lambda: said)
+        listener = bind("127.0.0.1", port)
+        await until(lambda: len(said) == 2)
+        listener.close()
+        await until(lambda: len(said) == 3)
+    assert said[0].startswith(f"local proxy failed, gateway at localhost:{port} not reachable (")
+    assert situation("gateway-unreachable").said_in(said[0])
+    assert said[0].endswith("gateway.log ends with\nready\nout of memory")
+    assert said[1] == f"the gateway at localhost:{port} is reachable again"
+    assert said[2] == said[0]
