@@ -60,7 +60,7 @@ def test_nothing_is_left_for_later(modules: list[Any]) -> None:
 def test_files_that_are_named_exist(modules: list[Any]) -> None:
     """In docstrings, comments and documents: by a path's end, or by a bare name."""
     files = {f"/{path.relative_to(ROOT)}" for kind in ("py", "md") for path in ROOT.glob(f"*/**/*.{kind}")}
-    files |= {f"/{path.name}" for path in ROOT.glob("*.md")}
+    files |= {f"/{path.name}" for kind in ("py", "md") for path in ROOT.glob(f"*.{kind}")}
     texts = {str(module): module.text for module in modules}
     texts |= {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("docs/*.md"), ROOT / "README.md")}
     named = {(where, found[0]) for where, text in texts.items() for found in NAMED_FILE.finditer(text)}
