@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from areal.config.agent_file import read_agent_file
 from tests.proxy.service import ADMIN
 
 ROOT = Path(__file__).parents[2]
@@ -44,21 +43,6 @@ async def test_a_program_that_asks_under_a_key_that_it_is_given(make_service: An
     done = await asyncio.to_thread(run, "docs/tutorial_online.md", service.url, key)
     assert (done.returncode, done.stdout) == (0, "It is 183\n"), done.stderr
     assert len(await service.recorded(key)) == 1
-
-
-async def test_the_agents_of_the_page(make_service: Any, tmp_path: Path) -> None:
-    """Of docs/agents.md: the object runs, the agent file is read. The LangChain function is tests/clients/test_trained_agents.py's."""
-    agent, file, build = re.findall(r"```python\n(.*?)```", (ROOT / "docs/agents.md").read_text("utf-8"), re.DOTALL)
-    service = await make_service(LINES)
-    found: dict[str, Any] = {}
-    exec(agent, found)
-    key = await service.start()
-    assert await found["MyAgent"]().run({"question": "2+2?"}, base_url=f"{service.url}/v1", api_key=key) == 1.0
-    assert len(await service.recorded(key)) == 1
-    (tmp_path / "agent_config.py").write_text(file)
-    settings, _ = read_agent_file(tmp_path / "agent_config.py")
-    assert settings["rollout.agent.gateway_port"].value == 9000
-    compile(build, "docs/agents.md", "exec")
 
 
 async def test_a_program_that_speaks_three_protocols(make_service: Any) -> None:

@@ -63,7 +63,6 @@ PROGRAMS = {
     "docs/http.md": "tests/clients/test_documented_programs.py::test_a_program_that_plays_a_session",
     "docs/quickstart.md": "tests/clients/test_documented_programs.py::test_a_program_that_speaks_three_protocols",
     "docs/tutorial_online.md": "tests/clients/test_documented_programs.py::test_a_program_that_asks_under_a_key",
-    "docs/agents.md": "tests/clients/test_documented_programs.py::test_the_agents_of_the_page",
     "docs/doctor.md": "tests/tools/test_doctor_findings.py::test_",
     "docs/scripted.md": "tests/inference/test_scripted_docs.py::test_",
 }
