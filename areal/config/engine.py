@@ -11,6 +11,7 @@ from areal.config.section import Section
 
 Dtype = Literal["float32", "bfloat16"]
 ContextKind = Literal["allgather", "ulysses"]
+Offload = Literal["none", "optimizer", "all"]
 LrSchedule = Literal["constant", "linear", "cosine"]
 
 
@@ -87,6 +88,9 @@ class ActorConfig(ObjectiveConfig, ModelConfig):
     gradient_checkpointing: Checkpointing = "none"
     """Compute activations again in the backward pass: full = a layer keeps its input alone, a third more compute; selective = also what matrix
     products and attention gave, little more compute. true is full, false is none."""
+    offload: Offload = "none"
+    """What lies in the host's memory while the device computes: optimizer = moments and masters, for AdamW runs on the host; all = parameters and gradients too,
+    brought to the device layer by layer. Of every net of the run. Where ranks compute on the CPU it saves nothing, and costs a copy."""
     pipeline_chunks: int = Field(1, ge=1)
     """Pipeline stages on each process of archon's `p`: 1 = 1F1B; 2 or more are interleaved, with a smaller bubble, more messages and more activations kept."""
     context_parallel: ContextKind | None = None

@@ -32,6 +32,7 @@ from areal.algorithms.off_policy import Correction, loglinear
 from areal.algorithms.ppo import CRITIC
 from areal.base.errors import ConfigError, TrainingError
 from areal.base.types import FloatArray
+from areal.config.backend_spec import parse_backend
 from areal.engine import checkpoint
 from areal.engine.balance import Balance
 from areal.engine.batch import PackedBatch, loss_weights, row_tokens
@@ -43,7 +44,7 @@ from areal.engine.optimizer import Optimizer
 from areal.engine.parallel.apply import apply
 from areal.engine.parallel.data import share
 from areal.engine.parallel.gather import whole
-from areal.engine.parallel.world import World, local
+from areal.engine.parallel.world import CPU, World, local
 from areal.engine.random_state import PREFIX, random_state, restore_random_state, seed_generators
 from areal.engine.rows import RowArrays, decode_row
 from areal.engine.settings import EngineSettings
@@ -65,8 +66,7 @@ class TrainEngine:
         self.world = world or World.alone()
         self._passes = apply(policy, self.world, settings)
         if any(parameter.is_meta for parameter in policy.parameters()):
-            policy.fill(self.world.device)
-            policy.check()
+            self._fill()
         self._balance = Balance(policy, self.world, aux_loss=settings.moe_aux_loss, bias_rate=settings.moe_bias_rate)
         self._algorithm = CRITIC if settings.role == "critic" else ALGORITHMS[settings.algorithm]
         self._drops_zero = self._algorithm.drop_zero and not settings.kl_ctl
@@ -81,6 +81,7 @@ class TrainEngine:
                 total_steps=settings.total_steps,
                 world=self.world,
                 shared=policy.shared,
+                on_host=settings.offload == "optimizer",
             )
         )
 
@@ -90,7 +91,7 @@ class TrainEngine:
         torch.set_num_threads(settings.threads)
         seed_generators(settings.seed)
         torch.use_deterministic_algorithms(settings.deterministic)
-        world = world or World.alone()
+        world = world or world_alone(settings)
         return cls(load_net(settings, world), settings, world)
 
     @torch.no_grad()
@@ -166,16 +167,26 @@ class TrainEngine:
                 )
             places = self._optimizer.places() | self._balance.state_tensors()
             state = saved.state(places, prefix=PREFIX, world=self.world)
-            self._balance.load_state_tensors(state)
-            self._optimizer.load_state_tensors(state, steps=int(facts["optimizer_steps"]))
             held = dict(self.policy.trained_parameters())
             twins = [
                 (name, held[name].detach()) for name in self.policy.shared
             ]  # of tied ends one has no name of its own
             for name, tensor in chain(self.policy.named_tensors(), twins):
                 saved.weights_into(self.policy.parts(name), tensor)
+            self._balance.load_state_tensors(state)
+            self._optimizer.load_state_tensors(state, steps=int(facts["optimizer_steps"]))
         restore_random_state(state)
         return dict(facts)
+
+    def _fill(self) -> None:
+        """With offload the pieces in host memory; what is computed once and belongs to no optimizer, on the device all the same."""
+        self.policy.fill(CPU if self.settings.offload == "all" else self.world.device)
+        if self.settings.offload == "all":
+            self.policy.computes_on = self.world.device
+            for module in self.policy.modules():
+                for name, buffer in module._buffers.items():
+                    module._buffers[name] = None if buffer is None else buffer.to(self.world.device)
+        self.policy.check()
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -351,6 +362,12 @@ class TrainEngine:
             if self.world.sum(faults) > 0:
                 return f"session {row.session_id}: its gradient is not finite"
         return f"the gradient over {len(rows)} rows is not finite although each row's own is"
+
+
+def world_alone(settings: EngineSettings) -> World:
+    """Of a net on one process."""
+    spec = parse_backend(settings.backend)
+    return World.alone_in_a_group(spec) if settings.offload == "all" else World.alone()
 
 
 def _loss_settings(settings: EngineSettings) -> LossSettings:

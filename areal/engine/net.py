@@ -24,10 +24,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 class Net(nn.Module, ABC):
     """See the module's docstring. shared: parameters that stand on another stage of a pipeline too, and what they are called in a checkpoint.
-    base: of a net whose `named_tensors` are an adapter, the model that it stands beside."""
+    base: of a net whose `named_tensors` are an adapter, the model that it stands beside.
+    computes_on: where parameters lie elsewhere than they are computed with (offload)."""
 
     shared: Mapping[str, str] = {}
     base: AdapterBase | None = None
+    computes_on: torch.device | None = None
 
     @property
     @abstractmethod
@@ -41,7 +43,7 @@ class Net(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device
+        return self.computes_on or next(self.parameters()).device
 
     @abstractmethod
     def forward(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:

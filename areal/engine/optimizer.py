@@ -7,7 +7,8 @@
 Where parameters are cut over several processes, each works on the piece it holds: AdamW knows no neighbours, and the norm is one sum over all of
 them, in which a number that several hold counts once. Parameters below float32 get float32 masters: at learning rates of 1e-6 a bfloat16 weight would round every update away. Losses arrive
 already normalised over the optimizer step (batch.py: loss_weights), so nothing is divided again, however many micro-batches there were.
-State goes out and in as named tensors (engine/checkpoint.py); no pickle.
+State goes out and in as named tensors (engine/checkpoint.py); no pickle. With offload all of this lies in host memory: gradients come there, AdamW
+runs there, and what it made goes back.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class Optimizer:
         total_steps: int,
         world: World | None = None,
         shared: Mapping[str, str] | None = None,
+        on_host: bool = False,
     ) -> None:
-        """shared: names of parameters that stand on two stages of a pipeline, and the one name that both have outside."""
+        """shared: names of parameters that stand on two stages of a pipeline, and the one name that both have outside. on_host: moments and float32
+        masters lie in host memory and AdamW runs there, wherever the parameters are."""
         self.config = config
         self.total_steps = total_steps
         self.steps = 0
@@ -59,7 +62,7 @@ class Optimizer:
             name: replicas(p, self._world) * (1 + (name in (shared or {}))) for name, p in self._params.items()
         }
         self._pieces = {name: local(p.detach()) for name, p in self._params.items()}
-        self._masters = {name: piece.float().requires_grad_() for name, piece in self._pieces.items()}
+        self._masters = {name: _master(piece, on_host=on_host).requires_grad_() for name, piece in self._pieces.items()}
         self._adamw = torch.optim.AdamW(
             list(self._masters.values()),
             lr=config.lr,
@@ -84,12 +87,12 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = lr
         for name, grad in grads.items():
-            self._masters[name].grad = grad.float()
+            self._masters[name].grad = grad.to(self._masters[name].device, torch.float32)
             self._params[name].grad = None
         self._adamw.step()
         with torch.no_grad():
             for name, piece in self._pieces.items():
-                if piece.dtype != torch.float32:
+                if self._apart(name):
                     piece.copy_(self._masters[name])
         self.steps += 1
         self.zero_grad()
@@ -101,7 +104,7 @@ class Optimizer:
         if grads:
             norms = torch.stack(torch._foreach_norm(list(grads.values()))).double()
             held_by = torch.tensor([self._held_by[name] for name in grads], dtype=torch.float64, device=norms.device)
-            square += (norms.square() / held_by).sum()
+            square += (norms.square() / held_by).sum().to(square.device)
         return math.sqrt(self._world.sum(square).item())
 
     def lr(self, training_step: int) -> float:
@@ -132,6 +135,11 @@ class Optimizer:
                 tensors[f"master.{outside}"] = cut_as(master.detach(), like)
         return tensors
 
+    def _apart(self, name: str) -> bool:
+        """Whether the parameter is a copy of its master, and not the master itself."""
+        master, piece = self._masters[name], self._pieces[name]
+        return piece.dtype != master.dtype or master.data_ptr() != piece.data_ptr()
+
     def places(self) -> dict[str, Tensor]:
         """All that `state_tensors` may give, by name: a tensor that is cut as it is, of its shape."""
         places: dict[str, Tensor] = {}
@@ -142,7 +150,7 @@ class Optimizer:
         return places
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor], *, steps: int) -> None:
-        """Take over what `state_tensors` gave, of each tensor what is here."""
+        """Take over what `state_tensors` gave, of each tensor what is here. The parameters have their values already."""
         for name, master in self._masters.items():
             outside = self._outside[name]
             state: dict[str, Tensor] = {}
@@ -153,7 +161,14 @@ class Optimizer:
                 self._adamw.state[master] = state
             else:
                 self._adamw.state.pop(master, None)
-            if (tensor := tensors.get(f"master.{outside}")) is not None:
-                with torch.no_grad():
+            with torch.no_grad():
+                if (tensor := tensors.get(f"master.{outside}")) is not None:
                     master.copy_(tensor)
+                elif self._apart(name):
+                    master.copy_(self._pieces[name])
         self.steps = steps
+
+
+def _master(piece: Tensor, *, on_host: bool) -> Tensor:
+    """What AdamW changes: the parameter itself where it is float32 and lies where its optimizer does."""
+    return piece.to("cpu", torch.float32, copy=True) if on_host else piece.float()

@@ -43,7 +43,7 @@ from areal.engine.commands import (
     Stop,
     TrainStep,
 )
-from areal.engine.engine import TrainEngine
+from areal.engine.engine import TrainEngine, world_alone
 from areal.engine.parallel.meeting import Meeting
 from areal.engine.parallel.world import World
 from areal.engine.place import Place
@@ -170,7 +170,7 @@ class Performer:
 
     def _world(self) -> World:
         if self._meeting is None:
-            return World.alone()
+            return world_alone(self.settings)
         limit = max(self.settings.step_timeout_seconds, self.place.within_s)
         return self._meeting.join(parse_backend(self.settings.backend), timeout_s=2 * LAST_RESORT * limit)
 

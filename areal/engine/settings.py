@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from areal.config.engine import ActorConfig, Checkpointing, ContextKind, Dtype, LoraConfig, OptimizerConfig
+from areal.config.engine import ActorConfig, Checkpointing, ContextKind, Dtype, LoraConfig, Offload, OptimizerConfig
 from areal.config.objective import KlEstimator, LossAggregation, ProximalMethod, RejectionSamplingConfig
 from areal.config.run import TransferName
 from areal.config.section import Section
@@ -65,6 +65,7 @@ class EngineSettings(Section):
     """An adapter is all that is trained, saved and published."""
     is_reference: bool = False
     """With an adapter: without it, this net is the run's reference too."""
+    offload: Offload = "none"
     moe_aux_loss: float = 0.0
     moe_bias_rate: float = 0.0
     pipeline_chunks: int = 1

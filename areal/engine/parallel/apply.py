@@ -31,5 +31,5 @@ def apply(net: Net, world: World, settings: EngineSettings) -> Passes:
         for stage in net.own_stages():
             stage.tokens = Tokens(world, kind, sequence_parallel=settings.sequence_parallel)
     checkpoint_activations(net, settings.gradient_checkpointing)
-    shard_over_data(net, world, experts)
+    shard_over_data(net, world, experts, offload=settings.offload == "all")
     return Pipelined(net, world) if isinstance(net, ArchonNet) and world.size("p") > 1 else Straight(net)

@@ -1,6 +1,7 @@
 """The data dimension: parameters, gradients and optimizer state lie in pieces on the ranks of d and c (torch's FSDP2).
 
     shard_over_data(net, world, experts)         # in place; the identity where d and c are 1, but for experts
+    shard_over_data(net, world, offload=True)    # pieces, their gradients too, lie in host memory; what is computed with is gathered on the device
     packs = share(rows, ranks=4, rank=0, max_tokens=4096)  # this rank's micro-batches, as many on every rank
 
 Losses arrive normalised over the whole optimizer step, so gradients are summed and never divided. Each rank must take part in every gather of
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from areal.engine.batch import PackedBatch, empty_batch, pack
 from areal.engine.net import Net
@@ -22,16 +23,18 @@ from areal.engine.parallel.world import World
 from areal.engine.rows import RowArrays
 
 
-def shard_over_data(net: Net, world: World, experts: DeviceMesh | None = None) -> None:
-    """Wraps each layer, then the rest. Everything that is trained must be on its device. experts: their mesh, see expert.py."""
+def shard_over_data(net: Net, world: World, experts: DeviceMesh | None = None, *, offload: bool = False) -> None:
+    """Wraps each layer, then the rest. Everything that is trained must be on its device, with offload in host memory. experts: their mesh, see
+    expert.py. offload: also where there is one piece, for which the world needs its mesh."""
     if world.mesh is None:
         return
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    apart = shard_experts(net, experts, policy)
-    if world.size("d") * world.size("c") > 1:
+    kept = CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if offload else OffloadPolicy()
+    apart = shard_experts(net, experts, policy, kept)
+    if world.size("d") * world.size("c") > 1 or offload:
         mesh = world.mesh["d", "c"]._flatten("fsdp")
         for module in (*net.layers(), *net.roots()):
-            fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=apart)
+            fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=kept, ignored_params=apart)
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from areal.engine.archon import ArchonNet
@@ -45,15 +45,19 @@ def split_experts(net: Net, world: World) -> DeviceMesh | None:
     return mesh
 
 
-def shard_experts(net: Net, mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> set[nn.Parameter]:
-    """In pieces on the ranks that hold the same experts. Returns the parameters that no other FSDP may take."""
+def shard_experts(
+    net: Net, mesh: DeviceMesh | None, policy: MixedPrecisionPolicy, kept: OffloadPolicy
+) -> set[nn.Parameter]:
+    """In pieces on the ranks that hold the same experts, where `kept` says. Returns the parameters that no other FSDP may take."""
     if mesh is None:
         return set()
     apart: set[nn.Parameter] = set()
     for layer in _sparse_layers(net):
-        if mesh["efsdp"].size() > 1:
+        if mesh["efsdp"].size() > 1 or isinstance(kept, CPUOffloadPolicy):
             place = _even(layer.experts, mesh["efsdp"].size())
-            fully_shard(layer.experts, mesh=mesh["efsdp"], mp_policy=policy, shard_placement_fn=place)
+            fully_shard(
+                layer.experts, mesh=mesh["efsdp"], mp_policy=policy, offload_policy=kept, shard_placement_fn=place
+            )
         apart.update(layer.experts.parameters())
     return apart
 

@@ -86,12 +86,11 @@ def shares(own: Sequence[Piece], world: World) -> list[Piece]:
 
 
 def cut_as(held: Tensor, like: Tensor) -> Tensor:
-    """`held`, which has the shape of this rank's part of `like`, as a tensor that is cut as that is."""
+    """`held`, which has the shape of this rank's part of `like`, as a tensor that is cut as that is, and lies where `held` does: from_local would
+    bring it to the device of the mesh."""
     if not isinstance(like, DTensor):
         return held
-    cut: Tensor = DTensor.from_local(
-        held, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    cut: Tensor = DTensor(held, like._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return cut
 
 

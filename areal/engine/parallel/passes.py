@@ -62,7 +62,7 @@ def complete_gradients(net: Net) -> None:
         return
     own = [grad.to_local() for _, grad in partial]
     mesh = partial[0][1].device_mesh
-    summed = torch.cat([each.flatten().float() for each in own])
+    summed = torch.cat([each.flatten().float() for each in own]).to(net.device)
     dist.all_reduce(summed, group=mesh.get_group())
     sums = torch.split(summed, [each.numel() for each in own])
     for (p, grad), piece in zip(partial, sums, strict=True):

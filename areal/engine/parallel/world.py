@@ -40,11 +40,19 @@ class World:
         return cls(BackendSpec("fsdp"), device=device or CPU)
 
     @classmethod
-    def join(cls, spec: BackendSpec, rank: int, device: torch.device | None = None) -> Self:
-        """Every process of the default group calls it; their number is spec.size."""
+    def alone_in_a_group(cls, spec: BackendSpec, device: torch.device | None = None) -> Self:
+        """One process with a mesh of 1; the default group is made here unless there is one."""
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        return cls.join(spec, 0, device, meshed=True)
+
+    @classmethod
+    def join(cls, spec: BackendSpec, rank: int, device: torch.device | None = None, *, meshed: bool = False) -> Self:
+        """Every process of the default group calls it; their number is spec.size. meshed: where that is 1 there is a mesh of 1 all the same, for
+        what goes by it (offload)."""
         device = device or CPU
         mesh = None
-        if spec.size > 1:
+        if spec.size > 1 or meshed:
             mesh = init_device_mesh(device.type, tuple(getattr(spec, axis) for axis in AXES), mesh_dim_names=AXES)
         return cls(spec, rank, mesh, device)
 

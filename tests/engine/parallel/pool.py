@@ -103,7 +103,7 @@ def run_case(case: Case, rank: int, device: torch.device = CPU) -> Result:
             **changes,
         }
     )
-    world = World.join(spec, rank, device)
+    world = World.join(spec, rank, device, meshed=settings.offload == "all")
     engine = TrainEngine.load(settings, world)
     if case.fault:
         FAULTS[case.fault](engine)
