@@ -189,6 +189,11 @@ class Launch:
                 own |= {"role": "critic", "optimizer": section.optimizer, "eps_clip": section.eps_clip}
                 own |= {"loss_aggregation": "token_mean"}
             nets[net] = self._settings(actor, str(folder), **own)
+        if actor.offload != "none":
+            warn(
+                "RLTrainer",
+                f"actor.offload={actor.offload}: the ranks of this run compute on the CPU, where it saves nothing and costs a copy; take it out",
+            )
         return nets
 
     def _settings(self, actor: ActorConfig, model_dir: str, **own: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@
     logprobs, entropy = policy(packed)                     # with gradient to the adapter alone
     with policy.as_base(): ...                             # what the model said before it was trained
 
-The adapter is float32 whatever the net's dtype, B begins at 0, A as peft draws it, from the run's seed and the map's name, so that every layout
-begins alike. Saved and published is the adapter and nothing else; models/adapter.py says what a server makes of it. There is no
+The adapter has the net's dtype, and float32 masters below float32 as any weight here (optimizer.py). B begins at 0, A as peft draws it, from the
+run's seed and the map's name, so that every layout begins alike. Saved and published is the adapter and nothing else; models/adapter.py says what a server makes of it. There is no
 dropout: the policy that is trained is the one that samples. Maps whose weight is used past the module (output heads, fused
 experts) cannot have one and are refused. Neighbours: model.py, adapter_files.py.
 """
@@ -27,7 +27,7 @@ from areal.config.engine import Dtype, LoraConfig
 from areal.engine.adapter_files import AdapterBase
 from areal.engine.batch import pack
 from areal.engine.model import PolicyNet, opened
-from areal.engine.net import without_twins
+from areal.engine.net import DTYPES, without_twins
 from areal.engine.parallel.pieces import fill, materialise, overlaps, runs_of, whole_runs
 from areal.engine.parallel.world import CPU, World, local
 from areal.engine.pretrained import probe
@@ -56,7 +56,7 @@ class AdaptedPolicy(PolicyNet):
         kinds = tuple(sorted({name.rpartition(".")[2] for name in found}))
         self.base = AdapterBase(lora, kinds, files, parameters, dtypes, dtype, fingerprint(files.folder)["weights"])
         self._seed = seed
-        self._maps = _put_in(model, lora, found)
+        self._maps = _put_in(model, lora, found, DTYPES[dtype])
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class AdaptedPolicy(PolicyNet):
         drawn = torch.Generator().manual_seed(int.from_bytes(sha256(f"{self._seed} {module}".encode()).digest()[:7]))
         whole = (torch.rand(tensor.shape, generator=drawn) * 2 - 1) * tensor.shape[1] ** -0.5
         for there, here in overlaps(whole_runs(tensor.shape), runs_of(tensor)):
-            local(tensor)[here] = whole[there].to(local(tensor).device)
+            local(tensor)[here] = whole[there].to(tensor.device, tensor.dtype)
 
 
 def _targets(net: PolicyNet, lora: LoraConfig) -> list[str]:
@@ -130,7 +130,7 @@ def _targets(net: PolicyNet, lora: LoraConfig) -> list[str]:
     return sorted(name for name in linear if name.rpartition(".")[2] in wanted)
 
 
-def _put_in(model: Any, lora: LoraConfig, targets: list[str]) -> list[Any]:
+def _put_in(model: Any, lora: LoraConfig, targets: list[str], dtype: torch.dtype) -> list[Any]:
     """On meta; everything else is frozen. Returns the maps that have an adapter."""
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
@@ -148,7 +148,7 @@ def _put_in(model: Any, lora: LoraConfig, targets: list[str]) -> list[Any]:
     for name, p in model.named_parameters():
         p.requires_grad_(mine := _ADAPTER.fullmatch(name) is not None)
         if mine:
-            p.data = p.data.float()
+            p.data = p.data.to(dtype)  # peft makes it float32
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 

@@ -70,10 +70,15 @@ def test_tensor_ranks_train_as_one_process(
 
 
 @pytest.mark.heavy
-def test_bfloat16_on_four_processes_is_as_near_to_float32_as_on_one(
-    pool: Pool, write_net: WriteNet, group_rows: GroupRows
+@pytest.mark.parametrize(
+    ("backend", "changes"),
+    [("archon:t2c2", {}), ("archon:d2p2", {}), ("fsdp:d2", {}), ("fsdp:d2", {"lora": {"rank": 4, "alpha": 8}})],
+)
+def test_bfloat16_on_several_processes_is_as_near_to_float32_as_on_one(
+    pool: Pool, write_net: WriteNet, group_rows: GroupRows, backend: str, changes: dict[str, object]
 ) -> None:
-    case = Case("archon:t2c2", str(write_net()), group_rows(groups=3), settings={"max_tokens_per_mb": 64})
+    settings = {"max_tokens_per_mb": 64} | changes
+    case = Case(backend, str(write_net()), group_rows(groups=3), settings=settings)
     exact = alone(case)
     case = replace(case, settings=dict(case.settings) | {"dtype": "bfloat16"})
     ours, theirs = pool.run(case), alone(case)
