@@ -43,7 +43,8 @@ class World:
     def alone_in_a_group(cls, spec: BackendSpec, device: torch.device | None = None) -> Self:
         """One process with a mesh of 1; the default group is made here unless there is one."""
         if not dist.is_initialized():
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+            backend = "gloo" if device is None or device.type == "cpu" else "nccl"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         return cls.join(spec, 0, device, meshed=True)
 
     @classmethod
