@@ -38,7 +38,7 @@ from areal.cluster.scheduler import unless_a_process_dies
 from areal.config.agents import ProcessConfig
 from areal.config.backend_spec import parse_backend
 from areal.config.load import resolve as resolve_config
-from areal.config.rollout import ScriptedConfig
+from areal.config.rollout import AgentConfig, ScriptedConfig
 from areal.config.run import EvaluatorConfig, RunConfig
 from areal.config.show import masked_yaml
 from areal.config.startable import refuse_unstartable
@@ -122,13 +122,15 @@ def _for_one_agent(command: Command, folder: RunFolder) -> RunConfig:
         write_atomic(Path(script), ANSWERS.encode())
     if script is not None:
         read_script(script)  # a wrong line is said before anything starts
-    own = {
+    own: dict[str, object] = {
         "mode": "online",
         "gateway_port": command.port,
         "command": None,
         "framework": None,
         "process": ProcessConfig(),
     }
+    if not config.rollout.agent.internal_token:
+        own["max_turns"] = AgentConfig().max_turns  # what is set is for agents that a run starts
     rollout: dict[str, object] = {"workers": 1, "agent": config.rollout.agent.model_copy(update=own)}
     if script is not None:
         rollout |= {"backend": "scripted:d1", "scripted": ScriptedConfig(path=script)}

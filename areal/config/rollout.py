@@ -34,7 +34,7 @@ class AgentConfig(Section):
     command: list[str] | str | None = None
     """In mode online: the command line of an agent that the service starts for each try of a task, with placeholders such as {prompt};
     base URL and key stand in its environment (docs/agents.md). null = the framework's own, or agents come over HTTP by themselves."""
-    model_name: str = "default"
+    model_name: str = "policy"
     """The model that agents which the service starts ask for; any name is the policy's."""
     max_turns: int = Field(32, ge=1)
     """Most model calls of one session that opened by itself, under the internal token; the last one ends it. Drivers of frameworks that

@@ -45,6 +45,13 @@ def test_an_episode_with_a_tool_is_one_conversation_and_rewarded(tmp_path: Path)
         assert "does not answer any more" in gone.stderr
 
 
+def test_a_run_that_nobody_comes_to_waits_and_has_not_failed(tmp_path: Path) -> None:
+    with run(tmp_path, "own_agent/config.yaml", "actor.path=tiny-qwen3", "agent.framework=openclaw") as service:
+        service.stop()
+        log = (service.folder / "logs" / "train.log").read_text()
+        assert log.count(f"waiting for agents at {service.url}/v1") == 1
+
+
 def test_it_trains_the_model_behind_it(tmp_path: Path) -> None:
     overrides = ("actor.path=tiny-qwen3", "total_train_steps=1", "rollout.native.kv_tokens=8192")
     with run(tmp_path, "own_agent/config.yaml", *overrides) as service:

@@ -13,9 +13,12 @@ from areal.base.errors import BadRequest, ConfigError
 from areal.base.types import Limits
 from areal.config.load import resolve
 from areal.proxy.sessions import SessionPolicy, Sessions
+from areal.rollout.agent_choice import PooledAgent
 from areal.rollout.agent_runs import AgentRuns, RunRequest
 from areal.rollout.agents import load_agent, rewards_of
 from areal.rollout.datasets import Task, comes_from, endless
+from areal.rollout.frameworks.langchain import LangChain
+from areal.rollout.programs import ProgramAgent
 from areal.rollout.task_files import read_tasks
 from areal.store.base import Given
 from areal.web.auth import SessionKeys
@@ -98,6 +101,7 @@ def test_epochs_hold_every_task_once_in_an_order_of_their_own_that_repeats(tmp_p
         ("no_such_module:A", "cannot import"),
         ("json:nothing", "has no nothing"),
         ("json:dumps", "has no `async run"),
+        ("tests.rollout.plain_agent:PlainAgent", "run of .* is a plain function, .* set rollout.agent.mode=subproc"),
     ],
 )
 def test_an_agent_path_that_leads_nowhere_says_which_half_is_wrong(path: str, says: str) -> None:
@@ -122,6 +126,9 @@ class OneAgent:
 class OtherAgent(OneAgent): ...
 
 
+COMMAND = ["rollout.agent.mode=online", "train_dataset.path=t.jsonl", "rollout.agent.command=sh"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "purposes"),
     [
@@ -133,6 +140,22 @@ class OtherAgent(OneAgent): ...
             {"eval": OtherAgent},
         ),
         (["rollout.agent.mode=online"], {}),
+        (["rollout.agent.mode=online", "train_dataset.path=t.jsonl"], {"train": OneAgent}),
+        (["rollout.agent.mode=subproc", "evaluator.path=t.jsonl"], {"train": PooledAgent, "eval": PooledAgent}),
+        (
+            [*COMMAND, "rollout.agent.path=null", "evaluator.path=t.jsonl"],
+            {"train": ProgramAgent, "eval": ProgramAgent},
+        ),
+        ([*COMMAND, "evaluator.path=t.jsonl"], {"train": ProgramAgent, "eval": OneAgent}),
+        (
+            ["train_dataset.path=t.jsonl", "agent.framework=claude_code", "rollout.agent.path=null"],
+            {"train": ProgramAgent},
+        ),
+        (["train_dataset.path=t.jsonl", "agent.framework=langchain"], {"train": OneAgent}),
+        (
+            ["train_dataset.path=t.jsonl", "agent.framework=langchain", "rollout.agent.path=json:dumps"],
+            {"train": LangChain},
+        ),
     ],
 )
 def test_which_agents_a_worker_runs(overrides: list[str], purposes: dict[str, type]) -> None:

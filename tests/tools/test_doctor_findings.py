@@ -11,7 +11,8 @@ import pytest
 
 from areal.base.types import BranchReason, Fork, Message, Tool, ToolCall
 from areal.cluster.program import Ended
-from areal.doctor import parse
+from areal.cluster.run_folder import RunFolder
+from areal.doctor import _for_one_agent, parse
 from areal.proxy.export import MASK_ORDER
 from areal.proxy.statistics import OF_ITS_OWN
 from areal.store.base import SessionSummary
@@ -150,3 +151,13 @@ def test_a_command_line_is_read_once() -> None:
     command = parse(["--agent", "python a.py", "--timeout", "5", "gconfig.n_samples=4"])
     assert (command.agent, command.timeout_s, command.config.gconfig.n_samples) == ("python a.py", 5.0, 4)
     assert (command.script, command.session, command.json, command.output_dir) == (None, None, False, None)
+
+
+def test_a_configuration_that_starts_agents_itself_is_examined_with_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    words = ["--agent", "python agent.py", "--config", "examples/claude_code/config.yaml"]
+    config = _for_one_agent(parse(words), RunFolder.of(str(tmp_path), "e", "t", str(tmp_path), None))
+    assert (config.rollout.agent.framework, config.train_dataset.path) == (None, None)
+    assert (config.rollout.agent.internal_token or "").startswith("sk-doctor-")
