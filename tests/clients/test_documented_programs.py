@@ -45,6 +45,14 @@ async def test_a_program_that_asks_under_a_key_that_it_is_given(make_service: An
     assert len(await service.recorded(key)) == 1
 
 
+def test_the_reward_function() -> None:
+    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text("utf-8"), re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(program, found)
+    assert found["exact"]({"answer": "4"}, [], [{"id": "a", "content": "5"}, {"id": "b", "content": " 4 "}]) is True
+    assert found["exact"]({"answer": "4"}, [], [{"id": "a", "content": "5"}]) is False
+
+
 async def test_a_program_that_speaks_three_protocols(make_service: Any) -> None:
     service = await make_service(LINES)
     key = await service.start()

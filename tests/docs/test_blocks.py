@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from areal.base.guide import situation
 from areal.config.command_line import parse
 from areal.config.rollout import AgentConfig
 from areal.config.startable import why_not
@@ -82,6 +83,17 @@ def test_a_configuration_can_start(command: str, monkeypatch: pytest.MonkeyPatch
         words.remove("--dry-run")
     parsed = parse(words[3 if words[1] == "-m" else 2 :])
     assert [reason for reason in why_not(parsed.config) if not LACKING.search(reason)] == []
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if how(command) == "launch"])
+def test_what_the_launch_script_is_given_can_start(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("TAOTOKEN_API_KEY", "sk-of-the-reader")
+    words = shlex.split(command)
+    given = words[words.index("scripts/launch_async.sh") + 1 :]
+    files = ["--config", "configs/agent_async_train.yaml", "--agent-config", "agent_config.py"]
+    left = [reason for reason in why_not(parse([*files, *given]).config) if not LACKING.search(reason)]
+    assert [reason for reason in left if not situation("placeholder").said_in(reason)] == []  # the reader's to replace
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if how(command) == "tool"])

@@ -1,6 +1,7 @@
 """How each command of the documents is run by a test. One table: what none of its lines knows fails tests/docs/test_blocks.py.
 
 dry:       a configuration that starts: it is resolved, and nothing keeps it from running
+launch:    the script, which tests/gateway/test_launch_script.py and tests/e2e run; here, what it is given is a configuration that starts
 tool:      one that only computes, run as it is
 run:       one that looks at a finished run, run on that of tests/e2e/test_tiny_run.py
 service:   one that speaks to a service: its whole block is run against one that plays a script
@@ -14,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-How = Literal["dry", "tool", "run", "service", "test", "not run"]
+How = Literal["dry", "launch", "tool", "run", "service", "test", "not run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ WAYS: tuple[Way, ...] = (
     Way(r"python -m areal\.tools\.plot_metrics .*|(tail -f|grep throughput) \S+/train\.log \| .*", "run"),
     Way(r"grep taotoken .*", "test", "tests/inference/test_upstream_client.py::test_"),
     Way(r"python scripts/check_channel\.py", "test", "tests/gateway/test_check_channel.py::test_"),
-    Way(r"(\w+=\S+ )?bash scripts/launch_async\.sh.*", "test", "tests/gateway/test_launch_script.py::test_"),
+    Way(r"(\w+=\S+ )?bash scripts/launch_async\.sh.*", "launch"),
     Way(r"export TAOTOKEN_API_KEY=.*", "not run", "the key of a channel is its owner's"),
     Way(r"areal doctor --agent \"python agent.py\"", "test", "tests/tools/test_doctor_findings.py::test_"),
     Way(
@@ -64,6 +65,7 @@ PROGRAMS = {
     "docs/quickstart.md": "tests/clients/test_documented_programs.py::test_a_program_that_speaks_three_protocols",
     "docs/tutorial_online.md": "tests/clients/test_documented_programs.py::test_a_program_that_asks_under_a_key",
     "docs/doctor.md": "tests/tools/test_doctor_findings.py::test_",
+    "docs/rewards.md": "tests/clients/test_documented_programs.py::test_the_reward_function",
     "docs/scripted.md": "tests/inference/test_scripted_docs.py::test_",
 }
 

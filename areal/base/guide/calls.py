@@ -219,4 +219,22 @@ CALLS: tuple[Situation, ...] = (
         "Sessions ended without set_reward; silence counts as 0.",
         "Set a reward before end_session, or let a source do it (`rollout.agent.reward_source`).",
     ),
+    Situation(
+        "rewards-away",
+        "Rewards",
+        "No session starts; start_session answers 429 with this reason",
+        "… gives no rewards since … (…); …",
+        "The reward model, the judge or your function's service answers nobody. Sessions that have ended keep waiting for their reward; nothing "
+        "is dropped.",
+        "What the sentence ends with; the run goes on by itself as soon as it answers, and says so.",
+    ),
+    Situation(
+        "rewards-failed",
+        "Rewards",
+        "Sessions are dropped as `reward_failed`",
+        "no reward from … for …, dropped (reward_failed): …",
+        "The source answered, but not with a reward: garbage, a number out of `bounds`, or an exception of your function, as often as `attempts` "
+        "says.",
+        "Look at the reason and at a prompt of that session; correct `parser`, `prompt` or the function (docs/rewards.md).",
+    ),
 )

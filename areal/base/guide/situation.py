@@ -11,6 +11,7 @@ Part = Literal[
     "Gateway and ports",
     "Upstream channel",
     "Agents",
+    "Rewards",
     "Asynchronous training",
     "Configuration",
     "Training",
