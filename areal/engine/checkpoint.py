@@ -265,7 +265,12 @@ def put_in_place(aside: Path, target: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
     if target.exists():
         os.rename(target, former)
-    os.rename(aside, target)
+    try:
+        os.rename(aside, target)
+    except OSError:
+        if former.exists():
+            os.rename(former, target)
+        raise
     sync_folder(target.parent)
     shutil.rmtree(former, ignore_errors=True)
 

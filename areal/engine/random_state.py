@@ -4,7 +4,8 @@
     tensors = random_state()             # "rng.torch", "rng.numpy", "rng.python", "rng.cuda.0", ...
     restore_random_state(tensors)
 
-Byte tensors and nothing else, so that they stand in a safetensors file. Sampling has no state to keep: every token's seed is a
+Byte tensors and nothing else, so that they stand in a safetensors file. Of a net on several ranks the leader's are kept, and all get them
+back: nothing that training computes is drawn (there is no dropout, also none in adapters), so it does not matter which state a rank has. Sampling has no state to keep: every token's seed is a
 function of task, attempt and position (docs/architecture.md, "Determinism"). Used by engine.py.
 """
 

@@ -155,6 +155,14 @@ def test_a_failed_save_leaves_the_former_checkpoint(
     assert [f.name for f in tmp_path.iterdir()] == ["step"]
 
 
+def test_T081_where_the_new_one_cannot_take_the_name_the_former_one_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "mine").touch()
+    with pytest.raises(FileNotFoundError):
+        checkpoint.put_in_place(tmp_path / "gone", tmp_path / "step")
+    assert [file.name for file in tmp_path.rglob("*")] == ["step", "mine"]
+
+
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """The kernel refuses to write beyond, as it does on a full disk."""

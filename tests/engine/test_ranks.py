@@ -18,7 +18,7 @@ import torch
 from areal.base.errors import CheckpointError, ProcessDied, ShapeError, TrainingError
 from areal.cluster.local import LocalScheduler
 from areal.cluster.scheduler import Job, Process, Scheduler, unless_a_process_dies
-from areal.engine.checkpoint_files import read_mark
+from areal.engine.checkpoint_files import checkpoints, damage, read_mark
 from areal.engine.client import EngineClient
 from areal.engine.commands import Row
 from areal.engine.engine import TrainEngine
@@ -123,6 +123,34 @@ async def test_a_rank_that_is_killed_in_the_middle_of_a_step_is_the_reason(
         os.kill(net.ranks[victim].pid, signal.SIGKILL)
         said = await step
     assert said.startswith(f"rank-{victim} (pid {net.ranks[victim].pid}) was killed by signal 9")
+
+
+@pytest.mark.heavy
+async def test_T081_a_rank_that_is_killed_while_it_writes_its_part_leaves_the_checkpoint_before(
+    make_settings: MakeSettings, group_rows: GroupRows, tmp_path: Path
+) -> None:
+    """And what starts again goes on from that, as if nothing had been written."""
+    settings, rows = make_settings(backend="fsdp:d2"), group_rows()
+    first, second = (str(tmp_path / f"step-00000{step}") for step in (1, 2))
+    async with net_of(tmp_path / "run", settings, fault="writing") as net:
+        await net.client.train_step(rows, 0, 0)
+        await net.client.save(first, 1, full=True)
+        before = await net.client.score(rows)
+        await net.client.train_step(rows, 1, 1)
+        saving = asyncio.create_task(unless_a_process_dies(net.client.save(second, 2, full=True), net.scheduler))
+        async with asyncio.timeout(START_S):
+            while not (tmp_path / "reached").exists():  # noqa: ASYNC110  (another process makes it)
+                await asyncio.sleep(0.02)
+        os.kill(net.ranks[1].pid, signal.SIGKILL)
+        with pytest.raises(ProcessDied, match=rf"rank-1 \(pid {net.ranks[1].pid}\) was killed by signal 9"):
+            await saving
+    assert [each.path for each in checkpoints(tmp_path)] == [Path(first)]
+    assert damage(Path(first), recovery=True) is None
+    async with net_of(tmp_path / "run", settings) as net:
+        assert (await net.client.restore(first))["step"] == 1
+        np.testing.assert_array_equal(np.concatenate(await net.client.score(rows)), np.concatenate(before))
+        await net.client.save(second, 2, full=True)
+    assert damage(Path(second), recovery=True) is None
 
 
 @pytest.mark.heavy
