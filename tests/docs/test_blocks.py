@@ -18,7 +18,7 @@ from areal.config.command_line import parse
 from areal.config.rollout import AgentConfig
 from areal.config.startable import why_not
 from areal.web.auth import DEFAULT_ADMIN_KEY
-from tests.docs.blocks import ROOT, SHELLS, Block, blocks
+from tests.docs.blocks import PAGES, ROOT, SHELLS, Block, blocks
 from tests.docs.ways import PROGRAMS, WAYS, way_of
 from tests.proxy.service import make_service
 
@@ -47,6 +47,7 @@ def test_every_line_of_the_table_is_used() -> None:
 
 
 TRANSLATED = [(f"docs/zh/{path.name}", f"docs/{path.name}") for path in sorted((ROOT / "docs" / "zh").glob("*.md"))]
+TRANSLATED.append(("README.zh.md", "README.md"))
 
 
 @pytest.mark.parametrize(("translation", "original"), TRANSLATED)
@@ -142,3 +143,36 @@ def bash(script: str) -> subprocess.CompletedProcess[str]:
         timeout=240,
         check=False,
     )
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings, and what is named by hand."""
+    text = page.read_text("utf-8")
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", outside, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize(
+    "page", sorted({path for pattern in PAGES for path in ROOT.glob(pattern)}), ids=lambda path: path.name
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for target in LINK.findall(text):
+        if target.startswith(("http:", "https:")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = set(LINK.findall((ROOT / "README.md").read_text("utf-8")))
+    assert [path.name for path in sorted((ROOT / "docs").glob("*.md")) if f"docs/{path.name}" not in linked] == []
