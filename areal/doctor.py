@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,12 @@ async def examine(command: Command, root: Path) -> Report:
     write_atomic(folder.root / "config.yaml", masked_yaml(config).encode())
     with open_log(folder.logs / "train.log", run_id="doctor", terminal=False):
         async with await open_store(store_url(folder.store_path)) as store:
-            gate = await StalenessGate.open(store.training, ROOM, incarnation="doctor")
+            by_itself = config.rollout.agent.reward_source != "client"
+            gate = await StalenessGate.open(store.training, replace(ROOM, scored=by_itself), incarnation="doctor")
             run, url, requests = await _play(command, config, folder, gate)
             await store.sessions.expire(time.time() + 1, [])  # what the agent left open ends as it would by idling
+            # What the run would reward by itself counts as rewarded: nobody is asked here.
+            await store.rewards.write({one.session.id: {} for one in await store.rewards.waiting()})
             found = await diagnose(store, turn_discount=config.rollout.agent.turn_discount)
     agent = config.rollout.agent
     setting = Setting(
@@ -100,6 +103,7 @@ async def examine(command: Command, root: Path) -> Report:
         max_turns=agent.max_turns,
         n_samples=config.gconfig.n_samples,
         reward_key=agent.reward_key,
+        reward_source=agent.reward_source,
         explicit=command.session is not None,
         timeout_s=command.timeout_s,
     )

@@ -49,8 +49,8 @@ class RewardConfig(Section):
     concurrency: int = Field(8, ge=1)
     """Calls of the source at once; for a function, its processes. The channel's own limit per route stands beside it."""
     timeout_seconds: float | None = Field(None, gt=0)
-    """Longest wait for one call, with all attempts that the channel makes of it. null = 60 for a function, else what api_gateway.timeout
-    and max_retries come to, and a minute."""
+    """Longest wait for one call, with all attempts that the channel makes of it. null = 60 for a function, else what api_gateway lets
+    one call take (max_retries, timeout, deadline_seconds, queue_timeout_seconds)."""
     attempts: int = Field(3, ge=1)
     """How often one session is scored before it is dropped as reward_failed: answers that cannot be read, a function that raises or is
     late. Calls that fail because the source is away are not counted, and HTTP failures are tried again by the channel alone."""

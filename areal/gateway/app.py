@@ -151,6 +151,9 @@ class GatewayApp:
             facts["models"] = run.model_names
             try:
                 facts["workers"] = len(await run.directory.live())
+                limits = await run.training.limits()
+                if limits is not None and limits.held:
+                    facts["held"] = limits.held
             except StoreError as error:
                 facts |= {"status": "degraded", "reason": str(error)}
         if self._door is not None:

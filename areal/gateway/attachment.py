@@ -110,6 +110,7 @@ class Attachment:
                 facts.internal_token,
                 facts.channel_token,
                 sessions=store.sessions,
+                training=store.training,
             )
             self._facts, self._looked_at = facts, float("-inf")
             await before.aclose()

@@ -24,7 +24,7 @@ import msgspec
 
 from areal.base.errors import BackendError, BadRequest, Forbidden, InvalidKey, StoreError
 from areal.base.types import WorkerInfo
-from areal.store.base import Registry, SessionStore
+from areal.store.base import Registry, SessionStore, TrainingStore
 from areal.web.auth import SessionKey, SessionKeys, opens, presented_keys
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Directory:
 @dataclass(frozen=True, slots=True)
 class Run:
     """A training run that this gateway serves. keys checks session keys; admin_key opens the admin routes; sessions are read
-    where only an answer's id says which session is meant."""
+    where only an answer's id says which session is meant, training for whether sessions may start."""
 
     id: str
     directory: Directory
@@ -145,6 +145,7 @@ class Run:
     internal_token: str | None = field(default=None, repr=False)
     channel_token: str | None = field(default=None, repr=False)
     sessions: SessionStore = field(kw_only=True, repr=False)
+    training: TrainingStore = field(kw_only=True, repr=False)
 
 
 class Router(Protocol):

@@ -255,7 +255,7 @@ class RewardStore(Protocol):
 
     async def write(self, verdicts: Mapping[str, Mapping[str | None, float] | None]) -> tuple[str, ...]:
         """One transaction: session id -> its rewards by interaction id (None = the last finished one, with all its choices), or None where
-        there will be none, which drops it as reward_failed. A session that does not wait (any more) stays as it is, so the same call again
+        there will be none, which drops it as reward_failed ({}: it stays, and none of its answers has one). A session that does not wait (any more) stays as it is, so the same call again
         changes nothing. Their groups are settled. Returns the sessions that took theirs. Raises BadRequest for a reward that is no
         number, NotFound for one of an answer that the session has not."""
         ...

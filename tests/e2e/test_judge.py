@@ -79,6 +79,7 @@ class Story:
             "api_gateway.base_url": self.channel.url,
             "api_gateway.api_key": "sk-test",
             "api_gateway.max_retries": 0,
+            "api_gateway.breaker_seconds": 1,
             "recover.freq_steps": 2,
             "evaluator.path": "null",
         }
@@ -125,10 +126,12 @@ class Story:
         found = self.look(lambda store: store.rewards.waiting())
         return {one.session.id for one in found}
 
+    def gateway(self) -> str:
+        return str(json.loads((self.run / "processes" / "gateway.ready.json").read_text())["url"])
+
     def ask_for_a_session(self) -> tuple[int, dict[str, Any]]:
-        url = json.loads((self.run / "processes" / "gateway.ready.json").read_text())["url"]
         request = urllib.request.Request(
-            f"{url}/rl/start_session",
+            f"{self.gateway()}/rl/start_session",
             b'{"task_id": "by hand"}',
             {"Authorization": "Bearer areal-admin-key", "Content-Type": "application/json"},
         )
@@ -187,6 +190,8 @@ def test_a_judge_that_is_down_pauses_admission_and_costs_nothing(story: Story) -
     status, body = story.ask_for_a_session()
     assert (status, body["error"]["code"]) == (429, "admission_held")
     assert "judge_model (judge-1) gives no rewards since" in body["error"]["message"]
+    with urllib.request.urlopen(f"{story.gateway()}/health", timeout=60) as answer:
+        assert "judge_model (judge-1) gives no rewards since" in json.load(answer)["held"]
     story.until(lambda: not story.look(lambda store: store.training.counts()).running_sessions, "the agents' end")
     waiting = story.waiting()
     assert waiting

@@ -25,7 +25,7 @@ from tests.proxy.test_export import SESSION, turn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
 RUN = Ended(0, 1.0, False, 0)
-SETTING = Setting("http://127.0.0.1:1", "model", True, "individual", 32, 1, "session", False, 300.0)
+SETTING = Setting("http://127.0.0.1:1", "model", True, "individual", 32, 1, "session", "client", False, 300.0)
 SEEN = Requests({("chat", 200): 3})
 
 
@@ -76,6 +76,13 @@ def test_masks_on_purpose_are_no_loss() -> None:
 def test_a_verifier_that_rewards_later_is_no_loss() -> None:
     said = named(judge(found(turn(0, [1], [2])), RUN, SEEN, replace(SETTING, reward_key="admin")))
     assert said["no_reward"].severity == "note"
+
+
+def test_where_the_run_rewards_by_itself_the_agent_need_not() -> None:
+    said = named(judge(found(turn(0, [1], [2])), RUN, SEEN, replace(SETTING, reward_source="judge_model")))
+    assert said.keys() == {"rewarded_by_the_run"}
+    assert said["rewarded_by_the_run"].severity == "note"
+    assert "reward_source=judge_model" in said["rewarded_by_the_run"].text
 
 
 def test_conversations_without_a_name_and_full_sessions_are_told() -> None:

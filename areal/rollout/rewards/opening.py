@@ -67,7 +67,8 @@ def timeout_of(config: RunConfig) -> float:
     channel, route = config.api_gateway, getattr(config.model_routing, config.rollout.agent.reward_source, None)
     assert channel is not None
     assert route is not None  # rewarded.py
-    return (channel.max_retries + 1) * (route.timeout or channel.timeout) + BEYOND_S
+    attempts = (channel.max_retries + 1) * (route.timeout or channel.timeout) + BEYOND_S
+    return min(attempts, channel.deadline_seconds) + channel.queue_timeout_seconds
 
 
 async def _source(stack: AsyncExitStack, config: RunConfig, gateway_url: str, channel_token: str) -> Source:

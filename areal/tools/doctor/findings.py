@@ -17,7 +17,7 @@ from typing import Literal
 
 from areal.base.types import ExportStyle
 from areal.cluster.program import Ended
-from areal.config.rollout import RewardKey
+from areal.config.rollout import RewardKey, RewardSource
 from areal.tools.doctor.advice import DROPPED, FORKED, MASKED, client_advice
 from areal.tools.doctor.diagnosis import Diagnosis
 
@@ -63,6 +63,7 @@ class Setting:
     max_turns: int
     n_samples: int
     reward_key: RewardKey
+    reward_source: RewardSource
     explicit: bool
     timeout_s: float
 
@@ -138,6 +139,13 @@ def _status_advice(failed: Mapping[int, int], setting: Setting) -> str:
 
 def _rewards(found: Diagnosis, setting: Setting) -> Iterator[Finding]:
     if not found.played:
+        return
+    if setting.reward_source != "client":
+        yield Finding(
+            "rewarded_by_the_run", "note", f"a run rewards these sessions by itself once they have ended (rollout.agent.reward_source={setting.reward_source}); "
+            "here nobody was asked",
+            "nothing is to be done by the agent; docs/rewards.md says how it is rewarded",
+        )  # fmt: skip
         return
     if setting.reward_key == "admin":
         if not found.rewards_set:

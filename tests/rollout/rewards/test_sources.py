@@ -209,8 +209,8 @@ async def test_a_gateway_that_is_gone_is_away(channel: StubChannel) -> None:
 
 
 def test_a_call_may_take_what_the_channel_may_take() -> None:
-    assert timeout_of(config("reward_model")) == 3 * 10 + 60
-    assert timeout_of(config()) == 3 * 20 + 60
+    assert timeout_of(config("reward_model")) == 3 * 10 + 60 + 30
+    assert timeout_of(config()) == 3 * 20 + 60 + 30
     assert timeout_of(config(timeout_seconds=5)) == 5
     assert timeout_of(config("function", path="m:f")) == 60
 
