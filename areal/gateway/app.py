@@ -33,6 +33,7 @@ from areal.gateway.routing import Router, Target
 from areal.gateway.splice import Splice, WorkerRefused
 from areal.web.address import is_loopback
 from areal.web.app import bugs_as_errors, stops_as_errors
+from areal.web.auth import presented_keys, refuse_credentials_of_anthropic
 from areal.web.body import ClientGone
 from areal.web.origin import check_host, check_origin
 
@@ -123,6 +124,8 @@ class GatewayApp:
             return
         if self._door is not None and await self._door.serve(exchange, self._attachment.run_if_any()):
             return
+        if self._attachment.run_if_any() is None:  # once there is one, another key of the same request may be good
+            refuse_credentials_of_anthropic(presented_keys(exchange.headers))
         run = self._attachment.run()
         target = await self._router.route(exchange, run)
         await exchange.body.peek()

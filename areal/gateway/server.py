@@ -207,8 +207,12 @@ def _config(path: str | None) -> RunConfig:
     if path is None:
         return RunConfig()
     from areal.config.load import load_config
+    from areal.config.supported import placeholders
 
-    return load_config(Path(path))
+    config = load_config(Path(path))
+    if wrong := [line for line in placeholders(config) if line.startswith("api_gateway.")]:
+        raise ConfigError("\n".join(wrong))
+    return config
 
 
 def _run(listener: socket.socket, settings: Settings, ready: Callable[[str], None]) -> None:

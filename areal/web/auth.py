@@ -98,8 +98,7 @@ class SessionKeys:
         return checked
 
     def _parse(self, key: str) -> SessionKey:
-        if key.startswith(_ANTHROPIC):
-            raise InvalidKey(OAUTH.text())
+        refuse_credentials_of_anthropic([key])
         prefix, signs = (MODEL_PREFIX, _MODEL_ONLY) if key.startswith(MODEL_PREFIX) else (PREFIX, "")
         parts = key.removeprefix(prefix).split(".") if key.startswith(prefix) and len(key) <= _LONGEST_KEY else []
         if len(parts) != 3 or not key.isascii() or not _WORKER.fullmatch(parts[0]):
@@ -175,6 +174,12 @@ def load_or_create_signing_key(path: Path) -> bytes:
     if len(key) != _SIGNING_KEY_BYTES:
         raise ConfigError(f"{path} is not a signing key; delete it (running sessions then lose their keys)")
     return key
+
+
+def refuse_credentials_of_anthropic(presented: Sequence[str]) -> None:
+    """Raises InvalidKey with how Claude Code is configured, where one is among these: no other answer would help."""
+    if any(key.startswith(_ANTHROPIC) for key in presented):
+        raise InvalidKey(OAUTH.text())
 
 
 def presented_keys(headers: RawHeaders) -> tuple[str, ...]:
