@@ -15,7 +15,9 @@ import pytest
 
 from areal.base.guide import situation
 from areal.config.command_line import parse
+from areal.config.keys import keys_of
 from areal.config.rollout import AgentConfig
+from areal.config.run import RunConfig
 from areal.config.startable import why_not
 from areal.web.auth import DEFAULT_ADMIN_KEY
 from tests.docs.blocks import PAGES, ROOT, SHELLS, Block, blocks
@@ -176,3 +178,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_is_linked_from_the_readme() -> None:
     linked = set(LINK.findall((ROOT / "README.md").read_text("utf-8")))
     assert [path.name for path in sorted((ROOT / "docs").glob("*.md")) if f"docs/{path.name}" not in linked] == []
+
+
+KEY = re.compile(
+    r"`((?:rollout|actor|train_dataset|gconfig|saver|recover|evaluator|weights|scheduler|cluster|stats_logger)(?:\.[a-z_0-9]+)+)"
+)
+
+
+@pytest.mark.parametrize(
+    "page", sorted({path for pattern in PAGES for path in ROOT.glob(pattern)}), ids=lambda path: path.name
+)
+def test_keys_that_are_named_exist(page: Path) -> None:
+    keys = set(keys_of(RunConfig))
+    known = keys | {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    named = {name.rstrip(".") for name in KEY.findall(page.read_text("utf-8"))}
+    assert sorted(name for name in named - known if not (ROOT / "areal" / name.replace(".", "/")).exists()) == []

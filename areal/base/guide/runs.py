@@ -132,7 +132,7 @@ RUNS: tuple[Situation, ...] = (
         "the disk of the store … is nearly full (… MiB free): no session starts below … MiB, so that those that run can be recorded; free "
         "space, and it works again by itself",
         "What remains is kept for sessions that run.",
-        "Free space; bound what is kept with `store.keep_steps`, `saver.keep`, `recover.keep` (docs/recovery.md).",
+        "Free space; bound what is kept with `store.keep_steps`, `saver.keep` (docs/recovery.md).",
     ),
     Situation(
         "start-too-slow",
