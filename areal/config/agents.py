@@ -15,8 +15,9 @@ class ProcessConfig(Section):
     for each core; each takes the memory of one agent."""
     timeout_seconds: float = Field(600.0, gt=0)
     """Of one try. Then its process and all that it started are ended, and the session fails (reward_failed)."""
-    memory_mb: int | None = Field(4096, ge=64)
-    """MiB that each process of an agent may take (RLIMIT_DATA); its own error when it wants more, and the session fails. null = no limit."""
+    memory_mb: int | None = Field(None, ge=64)
+    """MiB that each process of an agent may take (RLIMIT_DATA): a MemoryError in Python, and the session fails. null = no limit. Worth setting
+    for agents in Python, 2048 for example; programs on Node.js reserve several GiB more than they use."""
     environment: list[str] = Field([])
     """Names of variables of the trainer's environment that agents see, beside PATH, HOME, LANG and the like. Keys of the run are not
     passed on unless they are named here."""

@@ -108,10 +108,14 @@ class ProgramAgent:
         spoken, complaint = Spoken(speaking.get()), Spoken(speaking.get())
         words, environment, folder = fill(self._words, _values(one), _fields(one.task)), _environment(one), None
         if self._driver is not None:
-            environment |= {"HOME": str(one.home)} | self._driver.prepare(one)
+            own = {"HOME": str(one.home), "TMPDIR": str(one.home)}  # what a killed one leaves behind goes with it
+            environment |= own | self._driver.prepare(one)
             folder = one.folder
         limits: dict[str, Any] = {"timeout_s": one.settings.timeout_s, "memory_mb": one.settings.memory_mb}
         ended = await run_program(words, environment, out=spoken.line, err=complaint.line, folder=folder, **limits)
+        said = complaint.last
+        if ended.exit_code:
+            complaint.line(f"({words[0]} {ended.how} after {ended.seconds:.0f} s)")
         if ended.timed_out:
             raise CallFailed(
                 "timed_out",
@@ -125,7 +129,7 @@ class ProgramAgent:
             )
             return float(checked.exit_code == 0 and not checked.timed_out)
         if ended.exit_code and self._driver is None:
-            last = complaint.last or spoken.last
+            last = said or spoken.last
             raise CallFailed("died", f"{words[0]} {ended.how}{f'; it said last: {last[:500]}' if last else ''}")
         return None
 

@@ -133,14 +133,14 @@ async def test_what_a_driver_prepares_lies_in_a_home_of_its_own(tmp_path: Path) 
     out = tmp_path / "told.json"
     code = f"""
 import json, os
-told = {{name: os.environ.get(name) for name in ("HOME", "CLAUDE_CODE_MAX_CONTEXT_TOKENS", "OPENCLAW_CONFIG_PATH")}}
+told = {{name: os.environ.get(name) for name in ("HOME", "TMPDIR", "CLAUDE_CODE_MAX_CONTEXT_TOKENS", "OPENCLAW_CONFIG_PATH")}}
 told |= {{"here": os.getcwd(), "files": os.listdir(os.environ["HOME"])}}
 told["config"] = json.load(open(told["OPENCLAW_CONFIG_PATH"])) if told["OPENCLAW_CONFIG_PATH"] else None
 open({str(out)!r}, "w").write(json.dumps(told))
 """
     assert await tried(python(code), {"files": {"x": ""}}, ClaudeCode()) is None
     told = json.loads(out.read_text())
-    assert told["HOME"] != os.environ["HOME"]
+    assert told["HOME"] == told["TMPDIR"] != os.environ["HOME"]
     assert (told["files"], told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ([], "4096")
     assert Path(told["here"]).name == "work"
     await tried(python(code), {}, OpenClaw())
@@ -194,3 +194,25 @@ async def test_a_reward_that_an_agent_set_itself_counts_in_an_evaluation(store: 
         runs._agents["eval"] = SetsItsOwnReward(store)
         outcome = await runs.run(RunRequest("e", {"session": "e"}, purpose="eval"))
     assert (outcome["reward"], outcome["error"]) == (0.75, "")
+
+
+class ReturnsAReward(SetsItsOwnReward):
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> float:
+        await self.store.sessions.add(interaction(task["session"]))
+        return 0.75
+
+
+async def test_what_agents_return_is_left_aside_where_a_source_rewards_and_that_is_said_once(
+    store: Any, wide: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    await wide()
+    sessions = Sessions(store, SessionKeys(bytes(range(32))), worker="w0", policy=SessionPolicy())
+    overrides = ["rollout.agent.mode=online", "rollout.agent.reward_source=function", "rollout.reward.path=m:f"]
+    config = resolve(None, overrides).config
+    async with AgentRuns(config, sessions, reading=store.reading, base_url="http://x", run_token="t") as runs:
+        runs._agents["train"] = ReturnsAReward(store)
+        for name in ("a", "b"):
+            outcome = await runs.run(RunRequest(name, {"session": name}))
+            assert (outcome["reward"], outcome["error"]) == (None, "")
+            assert [one.reward for one in await store.sessions.interactions(name)] == [None]
+    assert caplog.text.count("what agents return as their reward is left aside") == 1
