@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import requests
 from anthropic import Anthropic
-from openai import OpenAI
+from openai import OpenAI, PermissionDeniedError
 
 from areal.base.metrics import read_metrics
 from areal.base.types import Counts
 from areal.store import open_store, store_url
 from areal.store.base import SessionSummary
+from tests.channel.stub import StubChannel, chat
 from tests.e2e.running import service
 
 TOKEN = "token-of-one-agent-4711"
@@ -69,6 +70,33 @@ class Agents:
             client.messages.create(model="default", max_tokens=6, messages=question, metadata={"user_id": user})
         assert self.rl("end_session", {}, **{"x-session-id": "s-1"}).ok  # without a reward: it counts 0
 
+    def asks_the_judge(self, channel: StubChannel) -> None:
+        """The gateway answers for the channel's models, and not to the session that they may score."""
+        judged = self.openai.chat.completions.create(
+            model="judge_model", messages=[{"role": "user", "content": "good?"}]
+        )
+        assert judged.choices[0].message.content == "9"
+        started = requests.post(
+            f"{self.url}/rl/start_session",
+            json={"task_id": "curious"},
+            headers={"x-api-key": "areal-admin-key"},
+            timeout=60,
+        )
+        key = started.json()["api_key"]
+        for name in ("judge_model", "large-judge"):
+            with (
+                OpenAI(base_url=f"{self.url}/v1", api_key=key) as curious,
+                pytest.raises(PermissionDeniedError, match="may be what scores it"),
+            ):
+                curious.chat.completions.create(model=name, messages=[{"role": "user", "content": "good?"}])
+        assert requests.post(
+            f"{self.url}/rl/exclude_session",
+            json={"session_id": "curious"},
+            headers={"x-api-key": "areal-admin-key"},
+            timeout=60,
+        ).ok
+        assert [call.json["model"] for call in channel.calls] == ["large-judge"]
+
     def abandoned(self) -> None:
         self.chat("nobody will ever reward this")
 
@@ -92,17 +120,29 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"rollout.agent.session_timeout_seconds={IDLE_S}",
         f"cluster.fileroot={root}",
     ]
-    with service(command + shlex.join(overrides), log=root / "e" / "t" / "logs" / "train.log") as run:
+    with StubChannel(chat("9")) as channel:
+        overrides += [
+            f"api_gateway.base_url={channel.url}",
+            "api_gateway.api_key=sk-of-the-channel-0815",
+            "model_routing.judge_model.model_id=large-judge",
+        ]
+        code, output = _played(command + shlex.join(overrides), root / "e" / "t" / "logs" / "train.log", channel)
+    assert code == 0, output
+    assert "[train] step=0 updated=4 loss=" in output
+    return root / "e" / "t"
+
+
+def _played(command: str, log: Path, channel: StubChannel) -> tuple[int, str]:
+    """Its exit code and what it printed."""
+    with service(command, log=log) as run:
         agents = Agents(run.url)
         agents.abandoned()  # first, so that it is idle for the longest
         agents.left_alone()
         agents.to_the_last_turn()
         agents.ended_by_its_verifier()
         agents.named_in_its_body()
-        code, output = run.end(), run.output.read_text()
-    assert code == 0, output
-    assert "[train] step=0 updated=4 loss=" in output
-    return root / "e" / "t"
+        agents.asks_the_judge(channel)
+        return run.end(), run.output.read_text()
 
 
 async def read(folder: Path) -> tuple[Counts, dict[str, SessionSummary]]:
@@ -117,6 +157,12 @@ def test_the_step_is_taken_from_them_and_learns(run: Path) -> None:
     assert table.series("train/grad_norm").values[0] > 0
 
 
+def test_a_call_to_the_channel_is_a_line_of_the_gateways_log(run: Path) -> None:
+    log = (run / "logs" / "gateway.log").read_text()
+    assert log.count("[taotoken] model=judge_model model_id=large-judge status=200 elapsed_ms=") == 1
+    assert "sk-of-the-channel" not in log + (run / "config.yaml").read_text() + (run / "logs" / "train.log").read_text()
+
+
 def test_each_ends_as_it_should_and_is_trained_or_counted(run: Path) -> None:
     _, sessions = asyncio.run(read(run))
     fates = Counter((str(one.session.ending), one.fate, one.session.interaction_count) for one in sessions.values())
@@ -125,6 +171,7 @@ def test_each_ends_as_it_should_and_is_trained_or_counted(run: Path) -> None:
         ("expired", "trained at step 1", 2): 1,  # idle, with a reward
         ("ended", "trained at step 1", 1): 2,  # by its verifier, and by its name
         ("expired", "dropped (expired)", 1): 1,  # idle, without one: counted, not trained, and still in the store
+        ("excluded", "dropped (excluded)", 0): 1,  # of asks_the_judge
     }
     assert sessions["hint-personal"].session.interaction_count == 3
     assert sessions["hint-s-1"].reward is None

@@ -365,16 +365,17 @@ async def test_with_a_run_the_internal_and_the_channel_token_open_it_and_no_othe
             ("tok-internal-4711", "anything"),
         ):
             await _post(url, key, name)
-        assert [call.path for call in worker.calls] == ["/v1/chat/completions"] * 3
+        await _post(
+            url, run.key(), "reward_model", beside=CHANNEL_TOKEN
+        )  # a session key goes first where both are sent
+        assert [call.path for call in worker.calls] == ["/v1/chat/completions"] * 4
         assert len(upstream.calls) == 2
 
 
-async def _post(url: str, key: str, name: str) -> None:
+async def _post(url: str, key: str, name: str, beside: str = "") -> None:
     async with aiohttp.ClientSession() as session:
-        body = {"model": name, "messages": ASKED}
-        async with session.post(
-            f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
-        ) as answer:
+        body, headers = {"model": name, "messages": ASKED}, {"authorization": f"Bearer {key}", "x-api-key": beside}
+        async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
             assert answer.status == 200
 
 
