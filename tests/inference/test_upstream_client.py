@@ -15,7 +15,7 @@ from areal.config.upstream import ApiGatewayConfig, ModelRoute, ModelRoutingConf
 from areal.inference.upstream.client import CallReport, Channel, wait_before
 from tests.channel.stub import Reply, StubChannel, chat, chunk, error, events, text_stream, zipped
 
-KEY = "sk-upstream-4711-secret"
+KEY = "upstream-4711-secret"  # not of the shape that is hidden anyway
 ASKED = {"messages": [{"role": "user", "content": "how good is it?"}]}
 Opened = Callable[..., AbstractAsyncContextManager[Channel]]
 

@@ -223,6 +223,21 @@ async def test_a_budget_of_calls_is_of_any_minute() -> None:
         await call(bounds)
 
 
+async def test_a_call_that_waited_in_line_is_bounded_by_what_was_spent_meanwhile() -> None:
+    bounds = limits(Clock(), concurrency=1, calls_per_minute=1)
+    async with bounds.calling():
+        waiting = asyncio.create_task(call(bounds))
+        with pytest.raises(UpstreamLimit):  # its minute is spent already
+            await waiting
+    bounds = limits(Clock(), concurrency=1, budget_tokens=10)
+    async with bounds.calling() as spend:
+        waiting = asyncio.create_task(call(bounds))
+        await asyncio.sleep(0)
+        spend(10, 0)
+    with pytest.raises(UpstreamLimit, match="10 tokens of its 10"):
+        await waiting
+
+
 async def test_a_budget_of_tokens_ends_and_no_client_should_try_again() -> None:
     bounds = limits(Clock(), budget_tokens=100)
     await call(bounds, tokens=99)
