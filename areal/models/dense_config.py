@@ -1,6 +1,7 @@
 """What a decoder looks like, read from a Hugging Face config.json: llama, qwen2, qwen3, and qwen3_moe, whose layers have experts.
 
     config = read_config(folder)             # DenseConfig; ConfigError for what we would compute wrongly
+    config = read_widths(raw, "x")           # of any config.json, what the parameters depend on alone (the planner's)
     config.parameter_shapes()                # name on disk -> shape, tied weights once, every expert by itself
     config.is_sparse(3)                      # whether layer 3 has experts in the place of its one gated map
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,69 +147,97 @@ class DenseConfig:
 def read_config(folder: Path) -> DenseConfig:
     """Of a model folder. Raises ConfigError: no config.json, an unknown family, or a setting we do not compute."""
     path = folder / "config.json"
-    raw = _json_object(path)
-    family = raw.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ConfigError(f"{path}: model_type {family!r} is not served natively; known: {', '.join(FAMILIES)}")
+    raw = json_object(path)
+    config = read_widths(raw, str(path))
     _refuse_what_we_would_ignore(raw, path)
-    rules = FAMILIES[family]
-    bias = bool(raw.get("attention_bias", False))
+    if config.head_dim % 2:
+        raise ConfigError(f"{path}: head_dim must be even, not {config.head_dim}: positions turn pairs of numbers")
     try:
-        heads = int(raw["num_attention_heads"])
-        config = DenseConfig(
-            family=family,
-            vocab_size=int(raw["vocab_size"]),
-            hidden=int(raw["hidden_size"]),
-            layers=int(raw["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
-            intermediate=int(raw["intermediate_size"]),
+        return replace(
+            config,
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            qkv_bias=bias if rules.qkv_bias is None else rules.qkv_bias,
-            o_bias=bias if rules.o_bias is None else rules.o_bias,
-            qk_norm=rules.qk_norm,
-            tied=bool(raw.get("tie_word_embeddings", False)),
             rope=_read_rope(raw, path),
             max_positions=int(raw.get("max_position_embeddings", 2048)),
             eos_ids=_read_eos_ids(raw, folder),
-            **(_read_experts(raw, path) if rules.experts else {}),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error!r} is missing or no number; is this a {family} model folder?") from error
-    if config.head_dim % 2 or config.heads % config.kv_heads:
-        raise ConfigError(f"{path}: head_dim must be even and num_attention_heads a multiple of num_key_value_heads")
-    if config.experts and not 0 < config.experts_per_token <= config.experts:
-        raise ConfigError(f"{path}: num_experts_per_tok must be 1 to num_experts={config.experts}")
-    if config.sparse_step < 1:
-        raise ConfigError(f"{path}: decoder_sparse_step must be at least 1")
+        raise ConfigError(
+            f"{path}: {error!r} is missing or no number; is this a {config.family} model folder?"
+        ) from error
+
+
+def read_widths(raw: Mapping[str, Any], where: str) -> DenseConfig:
+    """What a config.json's object says of the parameters; how positions turn and how a text ends is left out. where: said in errors.
+
+    Raises ConfigError for a family that is not known, and for what is missing or does not fit together."""
+    family = raw.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ConfigError(f"{where}: model_type {family!r:.80} is not built in here; known: {', '.join(FAMILIES)}")
+    rules, bias = FAMILIES[family], bool(raw.get("attention_bias", False))
+    heads, hidden = _whole(raw, "num_attention_heads", where), _whole(raw, "hidden_size", where)
+    config = DenseConfig(
+        family=family,
+        vocab_size=_whole(raw, "vocab_size", where),
+        hidden=hidden,
+        layers=_whole(raw, "num_hidden_layers", where),
+        heads=heads,
+        kv_heads=_whole(raw, "num_key_value_heads", where, heads),
+        head_dim=_whole(raw, "head_dim", where, hidden // heads),
+        intermediate=_whole(raw, "intermediate_size", where),
+        norm_eps=1e-6,
+        qkv_bias=bias if rules.qkv_bias is None else rules.qkv_bias,
+        o_bias=bias if rules.o_bias is None else rules.o_bias,
+        qk_norm=rules.qk_norm,
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        rope=Rope(),
+        max_positions=0,
+        **(_read_experts(raw, where) if rules.experts else {}),
+    )
+    if config.heads % config.kv_heads:
+        raise ConfigError(f"{where}: num_attention_heads must be a multiple of num_key_value_heads")
+    if config.experts_per_token > config.experts:
+        raise ConfigError(f"{where}: num_experts_per_tok must be 1 to num_experts={config.experts}")
     return config
 
 
-def _read_experts(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _read_experts(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Both spellings of their number: `num_experts` (the hub's) and `num_local_experts` (what transformers 5 writes)."""
-    said = {raw[key] for key in ("num_experts", "num_local_experts") if key in raw} or {raw["num_experts"]}
-    if len(said) > 1:
-        raise ConfigError(f"{path}: num_experts and num_local_experts differ; they are one number, keep the right one")
+    if len({raw[key] for key in ("num_experts", "num_local_experts") if key in raw}) > 1:
+        raise ConfigError(f"{where}: num_experts and num_local_experts differ; they are one number, keep the right one")
     return {
-        "experts": int(said.pop()),
-        "experts_per_token": int(raw["num_experts_per_tok"]),
-        "moe_intermediate": int(raw["moe_intermediate_size"]),
+        "experts": _whole(raw, "num_local_experts" if "num_local_experts" in raw else "num_experts", where),
+        "experts_per_token": _whole(raw, "num_experts_per_tok", where),
+        "moe_intermediate": _whole(raw, "moe_intermediate_size", where),
         "norm_topk": bool(raw.get("norm_topk_prob", False)),
-        "sparse_step": int(raw.get("decoder_sparse_step", 1)),
+        "sparse_step": _whole(raw, "decoder_sparse_step", where, 1),
         "dense_layers": tuple(int(layer) for layer in raw.get("mlp_only_layers") or ()),
     }
 
 
-def _json_object(path: Path) -> Mapping[str, Any]:
+def _whole(raw: Mapping[str, Any], key: str, where: str, otherwise: int | None = None) -> int:
+    value = raw.get(key)
+    value = otherwise if value is None else value
+    if value is None:
+        raise ConfigError(f"{where}: {key!r} is missing; is this a model's config.json?")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"{where}: {key}={value!r:.80} is no whole number of at least 1; is this a model's config.json?"
+        )
+    return value
+
+
+def json_object(path: Path) -> Mapping[str, Any]:
+    """What a JSON file holds. Raises ConfigError where that is no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist; a model folder has config.json and *.safetensors") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a model folder or its config.json") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, not an object")
+        raise ConfigError(f"{path} holds a {type(value).__name__}, not an object; give a model's config.json")
     return value
 
 
@@ -251,7 +280,7 @@ def _read_eos_ids(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
     """All end ids (T053): of generation_config.json, which chat models keep longer, and of config.json."""
     ids: list[int] = []
     generation = folder / "generation_config.json"
-    for source in (_json_object(generation) if generation.is_file() else {}, raw):
+    for source in (json_object(generation) if generation.is_file() else {}, raw):
         value = source.get("eos_token_id")
         ids += value if isinstance(value, list) else [] if value is None else [value]
     return tuple(dict.fromkeys(int(token) for token in ids))

@@ -255,7 +255,7 @@ def test_how_many_experts_there_are_is_read_in_both_spellings(tmp_path: Path) ->
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"num_experts": 6, "num_local_experts": 8}, "num_local_experts differ"),
         ({"num_experts": 6, "num_experts_per_tok": 7}, "must be 1 to num_experts=6"),
-        ({"num_experts": 6, "decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1"),
+        ({"num_experts": 6, "decoder_sparse_step": 0}, "decoder_sparse_step=0 is no whole number of at least 1"),
     ]
     for changes, said in wrong:
         (tmp_path / "config.json").write_text(json.dumps(raw | changes))

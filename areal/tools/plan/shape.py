@@ -3,13 +3,12 @@
     shape = read_shape("smollm2-135m")          # a folder, a config.json, a bundled name, or a preset
     shape.parameters, shape.active_parameters
 
-Unlike models/dense_config.py this reader looks at widths only: what bends the logits (rope scaling, soft caps) costs no memory. Layers with
-experts are those that transformers makes so (`decoder_sparse_step`, `mlp_only_layers`). Used by the rest of this folder.
+The widths are read by models/dense_config.py, as the nets'; what bends the logits (rope scaling, soft caps) costs no memory and is not looked at.
+Used by the rest of this folder.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from areal.base.errors import ConfigError
 from areal.models.bundled import BUNDLED
-from areal.models.dense_config import FAMILIES, DenseConfig, Rope
+from areal.models.dense_config import DenseConfig, Rope, json_object, read_widths
 from areal.models.fetch import resolve
 from areal.tools.plan.presets import PRESETS
 
@@ -127,79 +126,35 @@ def read_shape(model: str) -> Shape:
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():
-        return shape_of(_json(path), path.parent.name or str(path), str(path))
+        return shape_of(json_object(path), path.parent.name or str(path), str(path))
     if model in PRESETS:
         return shape_of(PRESETS[model], model, model)
     if model in BUNDLED:
-        return shape_of(_json(resolve(model) / "config.json"), model, model)
+        return shape_of(json_object(resolve(model) / "config.json"), model, model)
     known = ", ".join(dict.fromkeys([*PRESETS, *BUNDLED]))
     raise ConfigError(f"--model {model!r:.200} is no folder, no config.json and none of {known}")
 
 
 def shape_of(raw: Mapping[str, Any], name: str, where: str) -> Shape:
-    """Of a config.json's object. where: said in errors. Raises ConfigError for a family that is not known and for what is missing."""
-    family = raw.get("model_type")
-    if family not in FAMILIES:
-        raise ConfigError(f"{where}: model_type {family!r:.80} cannot be planned; known: {', '.join(FAMILIES)}")
-    rules, bias = FAMILIES[family], bool(raw.get("attention_bias", False))
-    heads = _whole(raw, "num_attention_heads", where)
-    hidden = _whole(raw, "hidden_size", where)
-    layers = _whole(raw, "num_hidden_layers", where)
-    sparse = _expert_layers(raw, layers, where) if rules.experts else 0
-    shape = Shape(
+    """Of a config.json's object. where: said in errors. Raises as read_widths."""
+    config = read_widths(raw, where)
+    sparse = sum(map(config.is_sparse, range(config.layers)))
+    return Shape(
         name=name,
-        family=family,
-        vocabulary=_whole(raw, "vocab_size", where),
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=_whole(raw, "num_key_value_heads", where, heads),
-        head_dim=_whole(raw, "head_dim", where, hidden // heads),
-        intermediate=_whole(raw, "intermediate_size", where),
-        qkv_bias=bias if rules.qkv_bias is None else rules.qkv_bias,
-        o_bias=bias if rules.o_bias is None else rules.o_bias,
-        qk_norm=rules.qk_norm,
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        experts=_experts(raw, where) if sparse else 0,
-        experts_per_token=_whole(raw, "num_experts_per_tok", where) if sparse else 0,
-        expert_intermediate=_whole(raw, "moe_intermediate_size", where) if sparse else 0,
+        family=config.family,
+        vocabulary=config.vocab_size,
+        hidden=config.hidden,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate=config.intermediate,
+        qkv_bias=config.qkv_bias,
+        o_bias=config.o_bias,
+        qk_norm=config.qk_norm,
+        tied=config.tied,
+        experts=config.experts if sparse else 0,
+        experts_per_token=config.experts_per_token if sparse else 0,
+        expert_intermediate=config.moe_intermediate if sparse else 0,
         expert_layers=sparse,
     )
-    if shape.heads % shape.kv_heads or shape.experts_per_token > shape.experts:
-        raise ConfigError(
-            f"{where}: num_attention_heads must be a multiple of num_key_value_heads, and num_experts_per_tok at most num_experts"
-        )
-    return shape
-
-
-def _expert_layers(raw: Mapping[str, Any], layers: int, where: str) -> int:
-    step = _whole(raw, "decoder_sparse_step", where, 1)
-    dense = raw.get("mlp_only_layers") or []
-    return sum(number not in dense and (number + 1) % step == 0 for number in range(layers))
-
-
-def _experts(raw: Mapping[str, Any], where: str) -> int:
-    """Under either name: the hub's, or what transformers 5 writes."""
-    return _whole(raw, "num_experts" if "num_experts" in raw else "num_local_experts", where)
-
-
-def _whole(raw: Mapping[str, Any], key: str, where: str, otherwise: int | None = None) -> int:
-    value = raw.get(key)
-    value = otherwise if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(
-            f"{where}: {key}={value!r:.80} is no whole number of at least 1; is this a model's config.json?"
-        )
-    return value
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a model folder or its config.json") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, not an object; give a model's config.json")
-    return value
