@@ -172,7 +172,9 @@ class ChannelDoor:
         options = asked.get("stream_options")
         wants_usage = isinstance(options, dict) and options.get("include_usage") is True
         if route.config.budget_tokens is not None:  # which can only be kept where they are told
-            asked = asked | {"stream_options": {**(options or {}), "include_usage": True}}
+            asked = asked | {
+                "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}
+            }
 
         def write(chunk: dict[str, Any]) -> bytes:
             return encode_event(orjson.dumps(chunk)) if chunk["choices"] or wants_usage else b""

@@ -162,7 +162,7 @@ class _Child:
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Raises CallFailed where the process ends in place of an answer."""
         with contextlib.suppress(ConnectionError):  # it has ended: reading says so
-            data = msgspec.msgpack.encode(question)
+            data = msgspec.json.encode(question)  # unlike MessagePack, it takes integers of any size
             self._writer.write(len(data).to_bytes(4, "big") + data)
             await self._writer.drain()
         answer = asyncio.create_task(self._answer(), name="answer of a pool process")

@@ -2,9 +2,9 @@
 
     python -m areal.rollout.pool_child FD        # FD: a socket that pool.py holds the other end of
 
-Frames from the pool, a length of 4 bytes (big-endian) and so much MessagePack: first {"target", "key", "method", "memory_mb"}, answered with
-{"ready": true} or {"error"}; then {"args", "kwargs"}, each answered with {"result"} or {"error"}. What is called may be a plain function or a coroutine function; one loop
-serves all calls, so that connections may be kept. When the pool is gone this process ends, and with it all that it started, also in
+Frames from the pool, a length of 4 bytes (big-endian) and so much JSON: first {"target", "key", "method", "memory_mb"}, answered with
+{"ready": true} or {"error"}; then {"args", "kwargs"}, each answered with {"result"} or {"error"}. Answers are MessagePack, which has NaN. What is
+called may be a plain function or a coroutine function; one loop serves all calls, so that connections may be kept. When the pool is gone this process ends, and with it all that it started, also in
 the middle of a call. Standard output and error belong to the user's code.
 """
 
@@ -50,7 +50,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_end_with_the_pool, args=(link,), name="pool-watch", daemon=True).start()
     link.set_inheritable(False)
     with link.makefile("rb") as stream, asyncio.Runner() as runner:
-        setup = msgspec.msgpack.decode(_frame(stream), type=Setup)
+        setup = msgspec.json.decode(_frame(stream), type=Setup)
         if setup.memory_mb is not None:
             _limit(setup.memory_mb * 2**20)
         try:
@@ -60,7 +60,7 @@ def main(descriptor: int) -> None:
             return
         _answer(link, {"ready": True})
         while frame := _frame(stream):
-            _answer(link, runner.run(_outcome(function, msgspec.msgpack.decode(frame, type=Call))))
+            _answer(link, runner.run(_outcome(function, msgspec.json.decode(frame, type=Call))))
 
 
 def _frame(stream: BinaryIO) -> bytes:

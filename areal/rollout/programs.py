@@ -4,8 +4,8 @@
     agent = ProgramAgent(settings, words, driver)               # as a framework wants to be started (frameworks/)
 
 The program finds base URL and key where the SDKs look for them, the task as JSON in AREAL_TASK, and a fresh folder that holds the task's
-`files`. Its reward is the number in the last line that it prints, {"reward": x}, else what the task's `check` says, else what it has set
-itself. A program that is late or, as no framework's, ends with another code than 0 has failed. Used by agent_choice.py.
+`files`. Its reward is what the task's `check` says (which the policy cannot speak through), else the number in the last line that it prints,
+{"reward": x}, else what it has set itself. A program that is late or, as no framework's, ends with another code than 0 has failed. Used by agent_choice.py.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ProgramAgent:
             folder = one.folder
         limits: dict[str, Any] = {"timeout_s": one.settings.timeout_s, "memory_mb": one.settings.memory_mb}
         ended = await run_program(words, environment, out=spoken.line, err=complaint.line, folder=folder, **limits)
-        said = complaint.last
+        complained, printed = complaint.last, spoken.last  # of the program, not of its check
         if ended.exit_code:
             complaint.line(f"({words[0]} {ended.how} after {ended.seconds:.0f} s)")
         if ended.timed_out:
@@ -121,15 +121,15 @@ class ProgramAgent:
                 "timed_out",
                 f"{words[0]} took longer than rollout.agent.process.timeout_seconds={one.settings.timeout_s:g}",
             )
-        if (reward := printed_reward(spoken.last)) is not None:
-            return reward
         if "check" in one.task:
             checked = await run_program(
                 [str(word) for word in one.task["check"]], environment, out=spoken.line, folder=one.folder, **limits
             )
             return float(checked.exit_code == 0 and not checked.timed_out)
+        if (reward := printed_reward(printed)) is not None:
+            return reward
         if ended.exit_code and self._driver is None:
-            last = said or spoken.last
+            last = complained or printed
             raise CallFailed("died", f"{words[0]} {ended.how}{f'; it said last: {last[:500]}' if last else ''}")
         return None
 

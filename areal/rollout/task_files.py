@@ -70,10 +70,18 @@ def _parquet(source: TaskSource) -> Iterator[Task]:
 def _plain(path: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
     """A row as JSON has it: times become texts, absent values go."""
     try:
-        data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({k: v for k, v in row.items() if v is not None}))
+        text = msgspec.json.encode({k: v for k, v in row.items() if v is not None}, enc_hook=_of_numpy)
+        data: dict[str, Any] = msgspec.json.decode(text)
     except (TypeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}, row {number}: a value is nothing that JSON has ({error})") from error
     return data
+
+
+def _of_numpy(value: Any) -> Any:
+    """Some data sets of reasoning-gym make their tasks with it."""
+    if callable(getattr(value, "tolist", None)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r:.80}")
 
 
 def _listed(source: TaskSource) -> Iterator[Task]:

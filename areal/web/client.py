@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import aiohttp
+import msgspec
 import orjson
 
 from areal.base.errors import BackendError, BackendTimeout
@@ -111,7 +112,7 @@ class JsonClient:
         if self._session is None:
             raise RuntimeError("JsonClient is used outside its `async with` block")
         url = f"{self.base_url}{path}"
-        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        data = None if body is None else _encoded(body)
         if data is not None:
             headers = {"Content-Type": "application/json", **headers}
         try:
@@ -123,6 +124,13 @@ class JsonClient:
             raise BackendTimeout(f"{url} did not answer in time; check that it is not overloaded or stopped") from error
         except aiohttp.ClientError as error:
             raise BackendError(f"{url} is not reachable ({error}); check that the process runs") from error
+
+
+def _encoded(body: Any) -> bytes:
+    try:
+        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        return msgspec.json.encode(body)  # slower, but a task may hold an integer of more than 64 bits
 
 
 def decode_body(data: bytes) -> Any:

@@ -25,6 +25,7 @@ LOOPS = set()
 
 def pid(): return os.getpid()
 def double(x, *, plus=0): return 2 * x + plus
+def str_of(x): return str(x)
 async def later(x):
     LOOPS.add(id(asyncio.get_running_loop()))
     await asyncio.sleep(0)
@@ -79,6 +80,9 @@ async def gone(pid: int) -> None:
 async def test_plain_functions_coroutines_and_methods_give_their_results(make: MakePool) -> None:
     async with make() as pool:
         assert await pool.call("double", 4, plus=1) == 9
+        with pytest.raises(CallFailed, match="no JSON value"):
+            await pool.call("double", 2**70)
+        assert await pool.call("str_of", {"n": 2**70}) == str({"n": 2**70}), "a task may hold any integer"
         assert await pool.call("later", 7) == [7, 1]
         assert await pool.call("later", 7) == [7, 1], "one loop serves all calls"
         assert await pool.call("pid") == await pool.call("pid") != os.getpid()

@@ -88,10 +88,10 @@ print("x"); print(json.dumps({"reward": 0.25})); print(); print("last on stderr"
         ("print('{\"result\": 1}')", {}, None),
         ("open(__import__('os').environ['AREAL_TASK_FOLDER'] + '/done', 'w')", {"check": ["test", "-e", "done"]}, 1.0),
         ("raise SystemExit(1)", {"check": ["test", "-e", "done"]}, 0.0),
-        ("print('{\"reward\": 0.5}')", {"check": ["test", "-e", "done"]}, 0.5),
+        ("print('{\"reward\": 0.5}')", {"check": ["test", "-e", "done"]}, 0.0),
     ],
 )
-async def test_the_reward_is_what_it_prints_last_else_what_the_check_says(
+async def test_the_reward_is_what_the_check_says_else_what_it_prints_last(
     code: str, task: dict[str, Any], reward: object
 ) -> None:
     assert await tried(python(code), task) == reward

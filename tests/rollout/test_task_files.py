@@ -73,6 +73,8 @@ def test_reasoning_gym_by_name() -> None:
         (e["question"], e["answer"]) for e in entries
     ]
     assert entries.score_answer(tasks[0].data["answer"], tasks[0].data) == 1.0
+    [first, *_] = read_tasks("reasoning-gym:knights_knaves?size=2")
+    assert isinstance(first.data["answer"], str), "some data sets are made with numpy"
     for wrong, says in (
         ("nothing", "has no data set nothing; it has "),
         ("chain_sum?sice=3", "chain_sum has no sice; it has .*size"),

@@ -219,6 +219,7 @@ async def test_a_stream_arrives_event_by_event_and_a_broken_one_ends_as_broken()
 async def test_client_errors_are_typed_and_keep_the_answer() -> None:
     async with running(make_app()) as url, JsonClient(url, timeout_s=20) as client:
         assert await client.post("/add", {"a": 1}) == {"sum": 2.0}
+        assert (await client.post("/echo", {"n": 2**70}))["body"] == f'{{"n":{2**70}}}', "a task may hold any integer"
         with pytest.raises(UnexpectedAnswer, match="no free slot") as failed:
             await client.post("/full", {})
         assert failed.value.answered == 429

@@ -152,7 +152,10 @@ class Scorer:
 
     async def _score(self, name: str, unit: Sequence[Unrewarded]) -> None:
         try:
-            cases = [await self._case(one) for one in unit]
+            try:
+                cases = [await self._case(one) for one in unit]
+            except StoreError:  # `_run` says so, and it waits still when the store is there again
+                return
             answered = [case for case in cases if case.answers]
             verdicts: dict[str, Rewards | None] = {case.session_id: None for case in cases}
             if len(answered) < len(cases):

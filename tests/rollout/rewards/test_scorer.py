@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,6 +249,22 @@ async def test_an_evaluation_waits_no_longer_than_it_may(scoring: Any, played: P
         await rig.store.sessions.end(session.id, "ended")
         assert await rig.scorer.rewards_of(["slow"]) == {}
         assert await rig.waiting() == ["slow"]
+
+
+async def test_a_store_that_cannot_be_read_for_a_while_ends_nothing(
+    scoring: Any, played: Played, tmp_path: Path
+) -> None:
+    source = Scripted(one(1.0))
+    await waits(played, "a")
+    with sqlite3.connect(tmp_path / "store.sqlite") as database:
+        database.execute("ALTER TABLE recordings RENAME TO away")
+    async with scoring(source) as rig:
+        await asyncio.sleep(0.5)  # of five looks, none may end it
+        assert source.calls == []
+        with sqlite3.connect(tmp_path / "store.sqlite") as database:
+            database.execute("ALTER TABLE away RENAME TO recordings")
+        await rig.nothing_waits()
+    assert source.calls == [("a",)]
 
 
 async def test_a_bug_ends_the_run_with_its_reason(scoring: Any, played: Played) -> None:
