@@ -6,14 +6,24 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from areal.assemble import Run
-from areal.base.types import Limits
+from areal.base.guide import situation
+from areal.base.metrics import MetricsFile
+from areal.base.types import Group, Limits, Share, Span, Trajectory, Version
+from areal.config.run import RunConfig
+from areal.rollout.batch import Batch
 from areal.rollout.datasets import Task
 from areal.rollout.dispatcher import Dispatcher
 from areal.rollout.evaluation import Evaluation
+from areal.rollout.history import History
+from areal.rollout.pace import Pace
 from areal.rollout.staleness import StalenessGate
 from areal.store import open_store, store_url
-from areal.train import evaluate
+from areal.tools.progress import Progress
+from areal.train import evaluate, report
 
 
 class Hanging:
@@ -44,3 +54,43 @@ async def test_a_run_that_is_asked_to_stop_does_not_wait_for_an_evaluation(tmp_p
                 run.stopping.set()
                 await trying
             await evaluate(run, 0, last=True)  # stopping: it is not tried again
+
+
+def reported(folder: Path, *, reward: float | None, gap: float, text: pytest.LogCaptureFixture) -> str:
+    """What the log says of a step of one session."""
+    parts: dict[str, Any] = dict.fromkeys(Run.__dataclass_fields__)
+    del parts["stopping"]
+    span = Span("a", 1, 2, reward, reward or 0.0, trained=True)
+    row = Trajectory(
+        "task",
+        "task",
+        np.arange(2, dtype=np.int32),
+        np.array([False, True]),
+        np.zeros(2, np.float32),
+        np.zeros(2, np.int32),
+        np.ones(2, np.float32),
+        (span,),
+    )
+    batch = Batch(
+        (Group("g", "task", (row,)),), 0.0, 0, 0.0, {"task": {"": Share(1, 1)}}, Version(0, 0, "x"), {"g": ("task",)}
+    )
+    stats = dict.fromkeys(("loss", "grad_norm", "wait_seconds", "step_seconds"), 0.0) | {"logprob_gap_max": gap}
+    config = RunConfig()
+    with (
+        History(folder / "steps.jsonl") as history,
+        MetricsFile(folder / "metrics.jsonl", "run") as metrics,
+        Progress(total_steps=1, first_step=0, title="", enabled=False) as progress,
+    ):
+        parts |= {"config": config, "history": history, "metrics": metrics, "progress": progress, "pace": Pace(1, 0.0)}
+        report(Run(**parts), 0, batch, Version(1, 1, "x"), stats)
+    return text.text
+
+
+def test_a_step_that_nobody_rewarded_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert not situation("nobody-rewarded").said_in(reported(tmp_path, reward=0.0, gap=0.0, text=caplog))
+    assert situation("nobody-rewarded").said_in(reported(tmp_path, reward=None, gap=0.0, text=caplog))
+
+
+def test_a_trainer_and_a_sampler_that_disagree_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert not situation("disagree").said_in(reported(tmp_path, reward=0.0, gap=1e-5, text=caplog))
+    assert situation("disagree").said_in(reported(tmp_path, reward=0.0, gap=0.1, text=caplog))

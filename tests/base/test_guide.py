@@ -64,3 +64,63 @@ def test_a_message_is_known_with_its_values() -> None:
     assert situation("gateway-unreachable").said_in(
         situation("gateway-unreachable").text(place="localhost:1", reason="refused", port=1)
     )
+
+
+HAPPENS = {
+    "invalid-key": "gateway/test_security.py",
+    "session-expired": "faults/test_sessions_live_on.py",
+    "forbidden": "gateway/test_routing.py",
+    "variable-unset": "e2e/test_second_text.py",
+    "variable-broken": "config/test_load.py",
+    "public-key": "config/test_names.py",
+    "port-taken": "e2e/test_second_text.py",
+    "gateway-unreachable": "gateway/test_watch.py",
+    "gateway-died": "e2e/test_second_text.py",
+    "port-of-a-stranger": "gateway/test_attach.py",
+    "agents-other-port": "config/test_names.py",
+    "gateway-serves-another": "gateway/test_attach.py",
+    "no-run-attached": "gateway/test_attach.py",
+    "worker-away": "gateway/test_routing.py",
+    "channel-key": "e2e/test_second_text.py",
+    "channel-model": "inference/test_upstream_client.py",
+    "no-choices": "e2e/test_second_text.py",
+    "channel-unreachable": "inference/test_upstream_client.py",
+    "channel-slow": "inference/test_upstream_client.py",
+    "channel-rate": "inference/test_upstream_client.py",
+    "channel-broken": "inference/test_upstream_rules.py",
+    "oauth": "e2e/test_second_text.py",
+    "prompt-too-long": "proxy/test_recording.py",
+    "no-slot": "e2e/test_first_text.py",
+    "nobody-rewarded": "test_train.py",
+    "rewards-away": "e2e/test_judge.py",
+    "rewards-failed": "rollout/rewards/test_scorer.py",
+    "async-off": "e2e/test_second_text.py",
+    "async-lag-0": "e2e/test_second_text.py",
+    "async-no-workers": "e2e/test_second_text.py",
+    "async-not-worth-it": "rollout/test_speed.py",
+    "lag-is-the-limit": "rollout/test_speed.py",
+    "stale": "rollout/test_patience.py",
+    "queue-full": "rollout/test_report.py",
+    "queue-never-full": "rollout/test_report.py",
+    "unknown-key": "config/test_load.py",
+    "placeholder": "e2e/test_second_text.py",
+    "older-torch": "models/test_torch_install.py",
+    "run-in-use": "cluster/test_local.py",
+    "not-finite": "engine/test_engine.py",
+    "disagree": "test_train.py",
+    "disk-nearly-full": "proxy/test_full_disk.py",
+    "start-too-slow": "cluster/test_local.py",
+}
+
+
+def test_every_situation_has_a_test_in_which_it_happens() -> None:
+    assert list(HAPPENS) == [one.name for one in GUIDE]
+
+
+@pytest.mark.parametrize("one", GUIDE, ids=lambda one: one.name)
+def test_that_test_sees_the_message(one: Situation) -> None:
+    """By the guide's own words, or by three words in a row of the message."""
+    text = " ".join((ROOT / "tests" / HAPPENS[one.name]).read_text("utf-8").split())
+    words = [[word.strip(":;,") for word in piece.split()] for piece in one.pieces]
+    in_a_row = [" ".join(each[at : at + 3]) for each in words for at in range(max(1, len(each) - 2))]
+    assert f'"{one.name}"' in text or any(three in text for three in in_a_row)

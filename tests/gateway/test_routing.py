@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from areal.base.errors import StoreError
+from areal.base.guide import situation
 from areal.base.types import SessionRequest, WorkerInfo
 from areal.gateway.paths import find_route
 from areal.gateway.routing import LONG_SILENCE_S, Directory
@@ -137,7 +138,9 @@ async def test_T109_admin_routes_take_the_admin_key_alone(place, http, admin):
             async with http.post(place.url + path, data=b"{}", headers=headers) as response:
                 assert response.status == status, (path, headers)
                 if status != 200:
-                    assert "rollout.agent.admin_api_key" in (await response.json())["error"]["message"]
+                    said = (await response.json())["error"]["message"]
+                    assert "rollout.agent.admin_api_key" in said
+                    assert situation("forbidden").said_in(said) == (status == 403)
 
 
 async def test_bodies_that_nest_too_deep_are_the_callers_fault(place, http, admin):

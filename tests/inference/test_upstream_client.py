@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from areal.base.errors import UpstreamError, UpstreamLimit
+from areal.base.guide import situation
 from areal.config.upstream import ApiGatewayConfig, ModelRoute, ModelRoutingConfig
 from areal.inference.upstream.client import CallReport, Channel, wait_before
 from tests.channel.stub import Reply, StubChannel, chat, chunk, error, events, text_stream, zipped
@@ -123,16 +124,18 @@ async def test_T098_a_success_after_failures_is_a_success(stub: StubChannel) -> 
 
 async def test_T098_refused_connections_and_time_outs_are_tried_again_too(stub: StubChannel) -> None:
     async with opened(StubChannel.refused_url()) as (channel, reports):
-        with pytest.raises(UpstreamError, match="not reachable") as failed:
+        with pytest.raises(UpstreamError) as failed:
             await complete(channel)
+        assert situation("channel-unreachable").said_in(str(failed.value))
         assert (failed.value.status, reports[0].attempts) == (502, 4)
     gate = threading.Event()
     stub.default = Reply(gate=gate)
     async with opened(stub.url, timeout=0.2) as (channel, reports):
         for ask in (complete, streamed):
-            with pytest.raises(UpstreamError, match="sent nothing") as failed:
+            with pytest.raises(UpstreamError) as failed:
                 await ask(channel)
             assert failed.value.status == 504
+            assert situation("channel-slow").said_in(str(failed.value))
     gate.set()
     assert (len(stub.calls), [one.attempts for one in reports]) == (8, [4, 4])
 
@@ -311,6 +314,16 @@ async def test_a_stream_that_falls_silent_is_504(stub: StubChannel) -> None:
         with pytest.raises(UpstreamError, match="sent nothing") as failed:
             await streamed(channel)
     assert (failed.value.status, reports[0].attempts) == (504, 1)
+
+
+@pytest.mark.parametrize(("status", "name"), [(401, "channel-key"), (404, "channel-model"), (429, "channel-rate")])
+async def test_a_refusal_is_told_as_in_the_guide(stub: StubChannel, status: int, name: str) -> None:
+    stub.default = Reply(status, b"no")
+    async with opened(stub.url, max_retries=0) as (channel, _):
+        with pytest.raises(UpstreamError) as failed:
+            await complete(channel)
+    assert failed.value.status == status
+    assert situation(name).said_in(str(failed.value))
 
 
 async def test_T106_a_status_counts_whatever_the_body_is(stub: StubChannel) -> None:
