@@ -1,7 +1,7 @@
 """How each command of the documents is run by a test. One table: what none of its lines knows fails tests/docs/test_blocks.py.
 
 dry:       a configuration that starts: it is resolved, and nothing keeps it from running
-launch:    the script, which tests/gateway/test_launch_script.py and tests/e2e run; here, what it is given is a configuration that starts
+launch:    the script, which tests/e2e/test_second_text.py runs; here, what it is given is a configuration that starts
 tool:      one that only computes, run as it is
 run:       one that looks at a finished run, run on that of tests/e2e/test_tiny_run.py
 service:   one that speaks to a service: its whole block is run against one that plays a script
@@ -36,8 +36,8 @@ WAYS: tuple[Way, ...] = (
     Way(r"areal export .*", "test", "tests/tools/test_export.py::test_"),
     Way(r"areal (status|plot|compare) .*", "run"),
     Way(r"python -m areal\.tools\.plot_metrics .*|(tail -f|grep throughput) \S+/train\.log \| .*", "run"),
-    Way(r"grep taotoken .*", "test", "tests/inference/test_upstream_client.py::test_"),
-    Way(r"python scripts/check_channel\.py", "test", "tests/gateway/test_check_channel.py::test_"),
+    Way(r"grep taotoken .*", "test", "tests/e2e/test_second_text.py::test_4_4_the_routers_log"),
+    Way(r"python scripts/check_channel\.py", "test", "tests/e2e/test_second_text.py::test_2_5_the_channel"),
     Way(r"(\w+=\S+ )?bash scripts/launch_async\.sh.*", "launch"),
     Way(r"export TAOTOKEN_API_KEY=.*", "not run", "the key of a channel is its owner's"),
     Way(r"areal doctor --agent \"python agent.py\"", "test", "tests/tools/test_doctor_findings.py::test_"),
