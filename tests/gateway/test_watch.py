@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +37,25 @@ async def test_local_proxy_failed_is_said_once_with_the_end_of_the_log_and_so_is
     assert said[0].endswith("gateway.log ends with\nready\nout of memory")
     assert said[1] == f"the gateway at localhost:{port} is reachable again"
     assert said[2] == said[0]
+
+
+async def test_a_watch_that_ends_while_the_gateway_answers_does_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run stood still at its end: the cancellation came in the moment in which the connection was made, and was forgotten."""
+    monkeypatch.setattr("areal.gateway.watch.LOOK_S", 0.0)
+    listener = bind("127.0.0.1", 0)
+    connect, met = asyncio.open_connection, asyncio.Event()
+
+    async def connect_and_be_cancelled(host: str, port: int) -> Any:
+        made = await connect(host, port)
+        [task] = [one for one in asyncio.all_tasks() if one.get_name() == "gateway-watch"]
+        asyncio.get_running_loop().call_soon(task.cancel)
+        met.set()
+        return made
+
+    async with asyncio.timeout(30):
+        async with watched(GatewayHandle(url_of(listener), listener.getsockname()[1], "run"), say=print):
+            monkeypatch.setattr(asyncio, "open_connection", connect_and_be_cancelled)
+            await met.wait()
+            await asyncio.sleep(0.05)
+            assert not [one for one in asyncio.all_tasks() if one.get_name() == "gateway-watch"]
+    listener.close()
