@@ -58,7 +58,9 @@ async def _watch(handle: GatewayHandle, say: Callable[[str], None]) -> None:
 async def _refusal(host: str, port: int) -> str:
     """Why nothing accepts there; empty if something does."""
     try:
-        async with asyncio.timeout(_ANSWER_WITHIN_S):  # wait_for of Python 3.11 forgets a cancellation that meets the answer
+        async with asyncio.timeout(
+            _ANSWER_WITHIN_S
+        ):  # wait_for of Python 3.11 forgets a cancellation that meets the answer
             _, writer = await asyncio.open_connection(host, port)
     except TimeoutError:
         return f"no answer within {_ANSWER_WITHIN_S:.0f} s"

@@ -363,13 +363,14 @@ class TestTheLoop:
 @pytest.mark.heavy
 @pytest.mark.timeout(1800)
 def test_the_same_with_a_real_model_in_one_process(tmp_path: Path, channel: StubChannel) -> None:
-    """SmolLM2; the conversations are ended after one answer, which is what two cores get through in minutes."""
+    """SmolLM2; a conversation is ended after one answer and a step takes 8 to 16 of them, which two cores get through in minutes."""
     one = "train.parallelism.tp=1 train.parallelism.dp=1 async.train_workers=1 logging.log_interval=1"
+    one += " async.trigger_batch_size=8 train.global_batch_size=16"
     loop = whole_loop(
         tmp_path, channel, model="smollm2-135m", steps=2, flags="--at-once 16 --end-after 1", overrides=one
     )
     assert loop.code == 0, loop.output[-4000:]
-    assert [32 <= int(str(line["updated"])) <= 64 for line in loop.lines("train")] == [True, True]
+    assert [8 <= int(str(line["updated"])) <= 16 for line in loop.lines("train")] == [True, True]
     table = read_metrics(loop.clone.logs / "metrics.jsonl")
     assert max(table.series("train/logprob_gap_max").values) < 1e-3
     assert min(table.series("train/grad_norm").values) > 0
