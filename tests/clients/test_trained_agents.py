@@ -1,6 +1,6 @@
 """Real agents that the trainer starts itself, through their drivers, unmodified, with the real small model: trained for some steps, and
 every token that was recorded is accounted for. What the model says is its own affair. OpenClaw's prompt takes 8,200 tokens, which is more
-than that model holds and than a CPU trains in minutes: it gets the model's first two layers, with room for them."""
+than that model holds and than a CPU trains in minutes: it gets the model's first two layers, with room for them, and one step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = [
 ]
 
 
-BY_FUNCTION = ["rollout.agent.reward_source=function", "rollout.reward.path=tests.clients.programs.lengths:length"]
+BY_FUNCTION = ["rollout.agent.reward_source=function", "rollout.reward.path=tests.clients.programs.spread:spread"]
 
 
 def train(folder: Path, tasks: list[dict[str, Any]], *overrides: str, **environment: str) -> None:
@@ -62,12 +62,12 @@ def train(folder: Path, tasks: list[dict[str, Any]], *overrides: str, **environm
     assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-2000:]}{logs}"
 
 
-def check(folder: Path, answers: int) -> None:
-    """Every session of every step was trained with tokens of its own, at least so many answers; sums hold."""
+def check(folder: Path, steps: int = STEPS) -> None:
+    """Every session of every step was trained with tokens of its own, and moved the weights; sums hold."""
     books = balanced(folder / "run").books
-    assert books.trained.sessions >= STEPS * SAMPLES
+    assert books.trained.sessions >= steps * SAMPLES
     assert books.trained.tokens > 0
-    assert books.trained.interactions >= answers
+    assert books.trained.interactions >= steps * SAMPLES
     assert max(read_metrics(folder / "run" / "logs" / "metrics.jsonl").series("train/grad_norm").values) > 0
 
 
@@ -86,7 +86,7 @@ def test_a_langchain_agent_in_the_workers_own_loop(tmp_path: Path, installed: Ca
         "rollout.native.kv_tokens=4096",
         PYTHONPATH=os.fspath(packages),
     )
-    check(tmp_path, answers=STEPS * SAMPLES)
+    check(tmp_path)
 
 
 def test_claude_code_in_processes_of_its_own(tmp_path: Path, installed: Callable[[Agents], Path]) -> None:
@@ -106,7 +106,7 @@ def test_claude_code_in_processes_of_its_own(tmp_path: Path, installed: Callable
         "rollout.native.kv_tokens=12288",
         PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
     )
-    check(tmp_path, answers=STEPS * SAMPLES)
+    check(tmp_path)
 
 
 def test_openclaw_in_processes_of_its_own(tmp_path: Path, installed: Callable[[Agents], Path]) -> None:
@@ -115,6 +115,7 @@ def test_openclaw_in_processes_of_its_own(tmp_path: Path, installed: Callable[[A
         tmp_path,
         [{"prompt": "Say hello."}],
         "agent.framework=openclaw",
+        "total_train_steps=1",
         *BY_FUNCTION,
         "rollout.agent.process.timeout_seconds=400",
         f"rollout.agent.chat_template={ROOT / 'tests' / 'clients' / 'templates' / 'chatml_tools.jinja'}",
@@ -125,7 +126,7 @@ def test_openclaw_in_processes_of_its_own(tmp_path: Path, installed: Callable[[A
         "rollout.native.kv_tokens=40960",
         PATH=os.pathsep.join([*map(str, programs), os.environ["PATH"]]),
     )
-    check(tmp_path, answers=STEPS * SAMPLES)
+    check(tmp_path, steps=1)
 
 
 def two_layers(folder: Path) -> Path:

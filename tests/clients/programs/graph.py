@@ -23,9 +23,9 @@ def add(a: float, b: float) -> float:
 
 
 def score(state: State, config: RunnableConfig) -> dict[str, Any]:
-    """How much of the answer is the wanted digit."""
+    """How far the answer's letters are from the task's number: of no sense, and different for each answer."""
     said = str(state["messages"][-1].text)
-    return {"reward": said.count(str(config["configurable"]["task"]["wanted"])) / max(1, len(said))}
+    return {"reward": (sum(map(ord, said)) + config["configurable"]["task"]["wanted"]) % 101 / 100}
 
 
 def build(model: Any) -> Any:
