@@ -1,6 +1,6 @@
 """A process that trains the bundled 135M on rows of so many tokens, and prints how far its memory grew over what imports alone take.
 
-    python tests/tools/measure_step.py TOKENS [float32|bfloat16] [none|full]
+    python tests/tools/measure_step.py TOKENS [float32|bfloat16] [none|full] [LORA_RANK]
 
 A short first step makes the optimizer's moments; the second one, of two full micro-batches, is measured as every later step would be.
 Linux: VmRSS and VmHWM of /proc/self/status, the latter reset through clear_refs.
@@ -42,12 +42,13 @@ def status(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
-def main(tokens: int, dtype: str = "float32", checkpointing: str = "none") -> None:
+def main(tokens: int, dtype: str = "float32", checkpointing: str = "none", rank: str = "0") -> None:
     # All that loading and training import belongs to the baseline.
     for name in (
         "safetensors.torch",
         "transformers.models.llama.modeling_llama",
         "transformers.models.auto.modeling_auto",
+        *(["peft"] if int(rank) else []),
     ):
         importlib.import_module(name)
     from areal.engine.engine import TrainEngine
@@ -58,6 +59,7 @@ def main(tokens: int, dtype: str = "float32", checkpointing: str = "none") -> No
     baseline = status("VmRSS")
     settings = {"model_dir": str(folder), "algorithm": "grpo", "threads": 1, "total_steps": 9, "dtype": dtype}
     settings |= {"max_tokens_per_mb": tokens, "gradient_checkpointing": checkpointing == "full"}
+    settings |= {"lora": {"rank": int(rank)} if int(rank) else None}
     engine = TrainEngine.load(EngineSettings.model_validate(settings))
     engine.train_step([row_of(0, 8, VOCABULARY)], step=0, current_version=0)
     Path("/proc/self/clear_refs").write_text("5")

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from areal.config.backend_spec import BackendSpec, parse_backend
-from areal.config.engine import Dtype
+from areal.config.engine import Dtype, LoraConfig, Offload
 from areal.engine.parallel.dims import divisors
 from areal.models.dense_config import read_config
 from areal.tools.plan.__main__ import main
@@ -313,3 +313,48 @@ def test_a_plan_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "qwen3-235b-a22b: 235.1B parameters, 22.2B active" in done.stdout
+
+
+def test_an_adapter_takes_what_its_net_has(tmp_path: Path) -> None:
+    """Counted in a net of the engine; moments and gradients are those of the adapter alone."""
+    from areal.engine.lora import load_adapted
+    from areal.models.tiny import write_tiny
+
+    write_tiny(tmp_path)
+    policy = load_adapted(tmp_path, LoraConfig(rank=4), dtype="float32", seed=1)
+    shape = read_shape(str(tmp_path))
+    assert shape.adapters(4) == sum(p.numel() for _, p in policy.trained_parameters())
+    memory = rank_memory(shape, BackendSpec("fsdp"), Job(64, 64, 64, "float32", lora_rank=4), DEVICES["h100"], "none")
+    assert memory.gradients == 4 * shape.adapters(4)
+    assert memory.optimizer == 8 * shape.adapters(4)
+    assert memory.weights == 4 * (shape.parameters + shape.adapters(4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [0, 16])
+def test_what_leaves_the_device_is_in_the_hosts_memory(dtype: str, rank: int) -> None:
+    shape, spec = read_shape("llama-3.1-8b"), BackendSpec("fsdp", d=8)
+    jobs = {kind: Job(2048, 2048, 1 << 16, dtype, lora_rank=rank, offload=kind) for kind in get_args(Offload)}
+    memory = {kind: rank_memory(shape, spec, job, DEVICES["h100"], "full") for kind, job in jobs.items()}
+    cost = {kind: step_cost(shape, spec, job, DEVICES["h100"], "full") for kind, job in jobs.items()}
+    assert memory["none"].host == 0
+    assert memory["none"].total > memory["optimizer"].total > memory["all"].total
+    assert memory["optimizer"].host > 0
+    assert memory["none"].optimizer <= memory["optimizer"].host
+    assert memory["all"].weights == memory["all"].gradients == memory["all"].optimizer == 0
+    assert memory["none"].weights + memory["none"].optimizer <= memory["all"].host
+    assert cost["none"].seconds < cost["optimizer"].seconds <= cost["all"].seconds
+    on_cpu = [rank_memory(shape, spec, job, DEVICES["cpu"], "full") for job in jobs.values()]
+    assert {each.host for each in on_cpu} == {0}
+    assert all(each.total >= on_cpu[0].total for each in on_cpu), "host and device are one memory"
+
+
+def test_adapters_and_offload_are_asked_for_by_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "qwen3-30b-a3b", "--gpus", "8", "--lora-rank", "16", "--offload", "optimizer", "--json"]
+    main(words)
+    plan = json.loads(capsys.readouterr().out)
+    assert [each["spec"] for each in plan["ranked"]] == ["fsdp:d8"]
+    assert plan["ranked"][0]["overrides"][-2:] == ["actor.lora.rank=16", "actor.offload=optimizer"]
+    assert plan["ranked"][0]["memory"]["host"] > 0
+    assert main(["--model", "llama-3.1-8b", "--layout", "archon:t8", "--lora-rank", "8"]) == 2
+    assert "archon has no adapters; fsdp:d8 fits --lora-rank" in capsys.readouterr().err

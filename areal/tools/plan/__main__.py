@@ -20,7 +20,7 @@ from rich.console import Console
 
 from areal.base.errors import ArealError, ConfigError
 from areal.config.backend_spec import parse_backend
-from areal.config.engine import Dtype
+from areal.config.engine import Dtype, Offload
 from areal.tools.plan.devices import DEVICES, device_named
 from areal.tools.plan.layout import Checkpointing, Job, reasons
 from areal.tools.plan.presets import PRESETS
@@ -56,7 +56,7 @@ def _planned(options: argparse.Namespace) -> Plan:
             raise ConfigError("--gpus N or --layout SPEC is needed: on how many devices, or in which layout?")
         return plan_for(shape, options.gpus, device_named(options.gpu, options.gpus), job)
     spec = parse_backend(options.layout, "train")
-    if wrong := reasons(spec, shape):
+    if wrong := reasons(spec, shape, job):
         raise ConfigError(f"--layout {spec}: {'; '.join(wrong)}")
     if options.gpus not in (None, spec.size):
         raise ConfigError(
@@ -71,6 +71,7 @@ def _job(options: argparse.Namespace) -> Job:
         ("tokens_per_mb", 64, 1 << 24),
         ("sequence", 2, 1 << 24),
         ("batch_tokens", 1, 1 << 34),
+        ("lora_rank", 1, 1 << 16),
         ("top", 1, 10_000),
     ):
         value = getattr(options, name)
@@ -78,7 +79,15 @@ def _job(options: argparse.Namespace) -> Job:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: give a number from {least} to {most}")
     dtype = options.dtype or ("float32" if options.gpu == "cpu" else "bfloat16")
     sequence = options.sequence or options.tokens_per_mb
-    return Job(options.tokens_per_mb, sequence, options.batch_tokens, dtype, options.checkpointing)
+    return Job(
+        options.tokens_per_mb,
+        sequence,
+        options.batch_tokens,
+        dtype,
+        options.checkpointing,
+        options.lora_rank or 0,
+        options.offload,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpointing", choices=get_args(Checkpointing), help="of activations (whatever is fastest of what fits)"
     )
+    parser.add_argument(
+        "--lora-rank", type=int, metavar="R", help="actor.lora.rank, on all linear maps (all is trained)"
+    )
+    parser.add_argument("--offload", choices=get_args(Offload), default="none", help="actor.offload (none)")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="layouts to list (5)")
     parser.add_argument("--json", action="store_true", help="the same as one JSON object")
     return parser

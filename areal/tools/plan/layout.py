@@ -16,6 +16,7 @@ from typing import Literal
 
 from areal.base.errors import ConfigError
 from areal.config.backend_spec import BackendSpec
+from areal.config.engine import Offload
 from areal.engine.parallel.dims import check_fits, context_kind, divisors, listed
 from areal.tools.plan.shape import Shape
 
@@ -27,13 +28,15 @@ LEAST_TOKENS = 64
 @dataclass(frozen=True, slots=True)
 class Job:
     """What is trained with. tokens_per_mb: forwarded tokens of a micro-batch; sequence: of the longest row; batch_tokens: of an optimizer step.
-    checkpointing None: whatever is fastest of what fits."""
+    checkpointing None: whatever is fastest of what fits. lora_rank: of adapters on all linear maps but experts, 0 where all is trained."""
 
     tokens_per_mb: int
     sequence: int
     batch_tokens: int
     dtype: str
     checkpointing: Checkpointing | None = None
+    lora_rank: int = 0
+    offload: Offload = "none"
 
     @property
     def width(self) -> int:
@@ -51,9 +54,11 @@ def tensor_sizes(shape: Shape) -> list[int]:
     return [t for t in divisors(shape.kv_heads) if not _cut_wrongly(BackendSpec("archon", t=t), shape)]
 
 
-def reasons(spec: BackendSpec, shape: Shape) -> list[str]:
+def reasons(spec: BackendSpec, shape: Shape, job: Job | None = None) -> list[str]:
     """What does not fit, each with the numbers that would."""
     wrong = _cut_wrongly(spec, shape)
+    if job is not None and job.lora_rank and spec.name != "fsdp":
+        wrong.append(f"{spec.name} has no adapters; fsdp:d{spec.size} fits --lora-rank")
     if spec.p > shape.layers:
         wrong.append(f"p{spec.p} has more stages than there are layers; p of at most {shape.layers} fits")
     if spec.e * spec.et > 1 and not shape.experts:
@@ -80,8 +85,10 @@ def expert_sizes(shape: Shape, ranks: int) -> list[int]:
 
 def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[BackendSpec]:
     """Every layout of just so many devices. node: devices of one, which t never exceeds."""
-    if not shape.experts:
+    if not shape.experts or job.lora_rank:
         yield BackendSpec("fsdp", d=gpus)
+    if job.lora_rank:
+        return
     for t in tensor_sizes(shape):
         if gpus % t or t > node:
             continue

@@ -12,7 +12,7 @@ because those import torch; a test holds them together).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from areal.config.backend_spec import BackendSpec
 from areal.engine.parallel.schedule import stage_layers
@@ -31,7 +31,7 @@ KEPT_BYTES = 96 * 2**20
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes at the peak. gathered: parameters of other ranks that are here for a while, and their gradients. logits: of the head, its gradient
-    included. runtime, and allocator (its holes): devices.py. moment: when in a step that is."""
+    included. runtime, and allocator (its holes): devices.py. moment: when in a step that is. host: not on the device (offload)."""
 
     weights: int
     gradients: int
@@ -42,6 +42,7 @@ class Memory:
     runtime: int
     allocator: int
     moment: str
+    host: int = 0
 
     @property
     def total(self) -> int:
@@ -49,7 +50,7 @@ class Memory:
 
     def rows(self) -> dict[str, int]:
         """By name, in order."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "moment"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("moment", "host")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ def layer_activations(shape: Shape, spec: BackendSpec, job: Job, device: Device,
     exchanged = exchanges_heads(shape, spec)
     kept += n * 3 * q * b + 2 * (n if exchanged else job.packed_tokens) * q * b + n * 4 * shape.heads // t
     kept += mask_numbers(job, job.packed_tokens if exchanged else n) * b
+    kept += n * job.lora_rank * b * (4 if experts else 7)  # what A says
     if not experts:
         return kept + 4 * n * (shape.intermediate // t) * b
     # Router: probabilities in float32. Per copy of a token: input, gate, up, activated, product, output before its weight. Where an expert lies in
@@ -134,7 +136,7 @@ def norm_bytes(spec: BackendSpec, job: Job, device: Device) -> int:
     """Bytes that a norm keeps of each number. transformers': what came in as float32, and the normalised in the dtype. archon's is torch's own:
     both in float32, or where it is fused only what came in."""
     if spec.name != "archon":
-        return 4 + job.width
+        return 4 if job.lora_rank else 4 + job.width  # the latter for the gradient of its weight
     return job.width if device.fused_norms else 8
 
 
@@ -189,7 +191,8 @@ def _stage(
     if checkpointing != "none":
         again = layer_activations(shape, spec, job, device, experts=sparse > 0) - max(dense, expert)
         again += _layer_backward(shape, spec, job)
-    head_gradient = _up(shape.table, spec.t) * job.width if last else 0
+    trained = _trained(shape, spec, job, share)
+    head_gradient = _up(shape.table, spec.t) * job.width if last and not job.lora_rank else 0
     at_head, in_layer = logits + head_gradient, again + (head_gradient if shape.tied else 0)
     moment = "after a forward pass"
     if at_head >= in_layer:
@@ -197,29 +200,57 @@ def _stage(
     else:
         activations, logits, moment = activations + again, in_layer - again, "while a layer is computed again"
     b = job.width
-    optimizer = share.own * (8 if b == 4 else 12)
-    gathered = _gathered(share, spec, job)
-    gradients = share.own * b
+    weights = share.own * b + (trained * b if job.lora_rank else 0)
+    gradients = trained * b
     # Under FSDP parameters are gathered twice and whole gradients made once, layer by layer.
     passing = 3 * share.whole * b if device.one_heap and share.own < share.whole else 0
-    holes = int(device.holes * (activations + gradients + passing))
-    backward = Memory(share.own * b, gradients, optimizer, gathered, activations, logits, device.runtime, holes, moment)
+    backward = Memory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=trained * (8 if b == 4 else 12),
+        gathered=_gathered(share, spec, job),
+        activations=activations,
+        logits=logits,
+        runtime=device.runtime,
+        allocator=int(device.holes * (activations + gradients + passing)),
+        moment=moment,
+    )
     if b == 4:
-        return backward
+        return _offloaded(backward, job, device, trained)
     # The optimizer's moment: float32 copies of the gradients, and no activations.
-    step = share.own * 4
-    update = Memory(
-        weights=share.own * b,
+    step = trained * 4
+    update = replace(
+        backward,
         gradients=step,
-        optimizer=optimizer,
         gathered=0,
         activations=0,
         logits=0,
-        runtime=device.runtime,
         allocator=int(device.holes * step),
         moment="at the optimizer's update",
     )
-    return max(backward, update, key=lambda memory: memory.total)
+    both = (_offloaded(each, job, device, trained) for each in (backward, update))
+    return max(both, key=lambda memory: memory.total)
+
+
+def _trained(shape: Shape, spec: BackendSpec, job: Job, share: Share) -> int:
+    """Parameters of this rank that have gradients and moments."""
+    return _up(shape.adapters(job.lora_rank), spec.d * spec.c) if job.lora_rank else share.own
+
+
+def _offloaded(memory: Memory, job: Job, device: Device, trained: int) -> Memory:
+    """What the host has instead of the device. On a CPU both are one memory: nothing leaves, and what the device would compute with are copies."""
+    if job.offload == "none":
+        return memory
+    masters = trained * 4 if job.offload == "optimizer" and job.width == 4 else 0  # else they are there already
+    if device.one_heap:
+        return replace(memory, optimizer=memory.optimizer + masters)
+    if job.offload == "optimizer":
+        copies = memory.gradients if job.width == 4 else trained * 4
+        kept = trained * job.width if memory.moment == "at the optimizer's update" else memory.gradients
+        return replace(memory, optimizer=0, gradients=kept, host=memory.optimizer + masters + copies)
+    return replace(
+        memory, weights=0, gradients=0, optimizer=0, host=memory.weights + memory.gradients + memory.optimizer
+    )
 
 
 def _logits(shape: Shape, spec: BackendSpec, job: Job) -> int:
@@ -243,8 +274,10 @@ def _layer_backward(shape: Shape, spec: BackendSpec, job: Job) -> int:
 def _gathered(share: Share, spec: BackendSpec, job: Job) -> int:
     """FSDP: embedding and head stay gathered from the first layer to the last, layers come one by one with the next one on its way; in the
     backward pass one layer's gradients, and their float32 copies, wait for being summed."""
-    if share.own == share.whole:
+    if share.own == share.whole and job.offload != "all":
         return 0
+    if job.lora_rank:  # the gradients of adapters are small
+        return share.root * job.width + share.layer * 2 * job.width
     return share.root * job.width + share.layer * (2 * job.width + job.width + 4)
 
 

@@ -77,11 +77,13 @@ def overrides(plan: Plan, candidate: Candidate) -> list[str]:
         f"actor.dtype={plan.job.dtype}",
         f"actor.max_tokens_per_mb={plan.job.tokens_per_mb}",
         f"actor.gradient_checkpointing={candidate.checkpointing}",
+        *([f"actor.lora.rank={plan.job.lora_rank}"] if plan.job.lora_rank else []),
+        *([f"actor.offload={plan.job.offload}"] if plan.job.offload != "none" else []),
     ]
 
 
 def _candidate(plan: Plan, candidate: Candidate) -> dict[str, Any]:
-    memory = candidate.memory.rows() | {"total": candidate.memory.total}
+    memory = candidate.memory.rows() | {"total": candidate.memory.total, "host": candidate.memory.host}
     moment = candidate.memory.moment
     return {
         "spec": str(candidate.spec),
@@ -130,6 +132,8 @@ def _memory(plan: Plan, best: Candidate) -> Table:
         table.add_row(name, f"{value / GIB:.2f}")
     table.add_section()
     table.add_row(f"total, of {_gib(plan.device.memory)}", f"{best.memory.total / GIB:.2f}")
+    if best.memory.host:
+        table.add_row("in the host's memory", f"{best.memory.host / GIB:.2f}")
     return table
 
 

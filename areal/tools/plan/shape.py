@@ -114,6 +114,12 @@ class Shape:
         every += self.expert_layers * (self.router + self.experts * self.expert)
         return every + self.table * (1 if self.tied else 2) + self.hidden
 
+    def adapters(self, rank: int) -> int:
+        """Parameters of the adapters of all layers: on each linear map but experts and routers."""
+        d, q, kv, i = self.hidden, self.query_width, self.kv_width, self.intermediate
+        attention = 2 * (d + q) + 2 * (d + kv)
+        return rank * (self.layers * attention + (self.layers - self.expert_layers) * 3 * (d + i))
+
     @property
     def active_parameters(self) -> int:
         """Those that one token goes through, embedding and head included, as model names count them (A3B)."""

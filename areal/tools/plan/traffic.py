@@ -21,6 +21,10 @@ PRODUCTS = 0.5
 """Part of the peak rate that matrix products reach."""
 LINKS = 0.8
 """Part of the links' rate that collectives reach."""
+HOST_LINK = 5e10
+"""Bytes per second between a device and its host, one way: PCIe 5.0 x16."""
+HOST_MEMORY = 5e10
+"""Bytes per second of the host's memory, a device's share of it, while AdamW runs there."""
 LATENCY = 2e-5
 """Seconds that one collective takes however small it is, times the logarithm of its ranks."""
 
@@ -61,14 +65,19 @@ def step_cost(shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpo
         "pipeline": _pipeline(shape, spec, job, device, tokens),
     }
     held_up = sum(each.seconds for each in exposed.values())
+    share = max((share_of(shape, spec, stage) for stage in stages), key=lambda each: each.own)
+    # Moments, masters, gradients and parameters are read and written once.
+    trained = -(-shape.adapters(job.lora_rank) // (spec.d * spec.c)) if job.lora_rank else share.own
+    optimizer = trained * (28 if job.width == 4 else 36) / device.hbm
+    if job.offload != "none" and device.name != "cpu":
+        optimizer = trained * ((28 if job.width == 4 else 36) / HOST_MEMORY + 2 * job.width / HOST_LINK)
+    if job.offload == "all" and device.name != "cpu":  # twice to the device, gradients back
+        data = Traffic(data.bytes, data.seconds + (2 * share.own + trained) * job.width / HOST_LINK)
     waiting = max(0.0, data.seconds - compute)
     each_mb = compute + held_up + waiting
     bubble = (spec.p - 1) * each_mb
-    share = max((share_of(shape, spec, stage) for stage in stages), key=lambda each: each.own)
-    # Moments, masters, gradients and parameters are read and written once.
-    optimizer = share.own * (28 if job.width == 4 else 36) / device.hbm
     seconds = count * each_mb + bubble + optimizer
-    useful = 3 * job.batch_tokens * _forward_flops(shape, job)
+    useful = (2 if job.lora_rank else 3) * job.batch_tokens * _forward_flops(shape, job)
     return Cost(
         seconds=seconds,
         compute=count * compute,
@@ -99,19 +108,21 @@ def _compute(
     head = 2.0 * shape.table
     layers = (_forward_flops(shape, job) - head) * stage.layers / shape.layers
     again = 1 if checkpointing == "full" else 0
-    each = layers * (3 + again) + 4 * head * stage.last  # the head's chunks are computed twice
+    passes = 2 if job.lora_rank else 3  # frozen weights have no gradient
+    each = layers * (passes + again) + (passes + 1) * head * stage.last  # the head's chunks are computed twice
     flops = tokens * each / (spec.t * spec.c)
     kept = layer_activations(shape, spec, job, device, experts=shape.experts > 0) * stage.layers
-    passes = (
+    touched = (
         4 if checkpointing == "none" else 6
     )  # written, read back, and their gradients; twice written where computed again
-    moved = passes * kept * tokens / job.packed_tokens
+    moved = touched * kept * tokens / job.packed_tokens
     return flops / (PRODUCTS * device.flops(job.dtype)) + moved / device.hbm
 
 
 def _data(shape: Shape, spec: BackendSpec, job: Job, device: Device, stage: Stage) -> Traffic:
-    """FSDP, per micro-batch: parameters gathered for the forward and again for the backward pass, gradients summed in float32."""
-    each = 2 * job.width + 4
+    """FSDP, per micro-batch: parameters gathered for the forward and again for the backward pass, gradients summed in float32 (those of adapters
+    are too few to count)."""
+    each = 2 * job.width + (0 if job.lora_rank else 4)
     experts = stage.sparse * (shape.experts // spec.e) * shape.expert // spec.et
     dense = share_of(shape, spec, stage).whole - experts
     calls = 3 * stage.layers
