@@ -43,7 +43,7 @@ class Judge:
         asked = call.json["messages"][0]["content"]
         if self.mode == "down":
             return error(503, "the judge is being moved")
-        if "<answer>" not in asked:
+        if "<answer-" not in asked:
             return chat("ok")
         verdict = chat(f"Well.\n**Verdict:** {'correct' if call.number % 2 else 'incorrect'}")
         if self.mode == "slow":

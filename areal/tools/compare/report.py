@@ -1,7 +1,9 @@
 """What a comparison says: a table of both runs, then sentences; or the same as JSON.
 
-found = Comparison.of(one, other, work)          # the run with the lower lag comes first
-as_text(found); as_json(found)
+    found = Comparison.of(one, other, work)          # the run with the lower lag comes first
+    as_text(found); as_json(found)
+
+Every number is that of side.py, over the steps that both runs have. Used by __main__.py.
 """
 
 from __future__ import annotations
