@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,13 +25,14 @@ from prometheus_client import CollectorRegistry, Counter
 
 from areal.base.errors import ArealError, BadRequest, NotFound, Unavailable
 from areal.base.types import ModelCall
+from areal.gateway.errors import error_event
 from areal.gateway.exchange import Exchange
 from areal.gateway.routing import Run
 from areal.inference.upstream.client import CallReport, Channel
 from areal.inference.upstream.names import UPSTREAM_NAMES, nearly_upstream, no_such_model
 from areal.inference.upstream.routes import Route
 from areal.proxy.dialects.anthropic_messages import AnthropicMessages
-from areal.proxy.dialects.base import Dialect, Event
+from areal.proxy.dialects.base import Dialect, Event, Failed
 from areal.proxy.dialects.openai_responses import OpenAIResponses
 from areal.proxy.dialects.upstream_chat import ChatEvents, chat_request, read_chat_answer
 from areal.proxy.model_list import model_list
@@ -169,17 +172,18 @@ class ChannelDoor:
                 answer = await self._channel.complete(route, asked, request_id=exchange.request_id)
                 await exchange.answer(orjson.dumps(answer))
             return
-        options = asked.get("stream_options")
-        wants_usage = isinstance(options, dict) and options.get("include_usage") is True
+        options = asked.get("stream_options") or {}
+        if not isinstance(options, dict):
+            raise BadRequest("stream_options must be an object", param="stream_options")
+        wants_usage = options.get("include_usage") is True
         if route.config.budget_tokens is not None:  # which can only be kept where they are told
-            asked = asked | {
-                "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}
-            }
+            asked = asked | {"stream_options": {**options, "include_usage": True}}
 
         def write(chunk: dict[str, Any]) -> bytes:
             return encode_event(orjson.dumps(chunk)) if chunk["choices"] or wants_usage else b""
 
-        await self._stream(exchange, route, asked, write, lambda: DONE_EVENT)
+        failed = partial(error_event, dialect="openai", request_id=exchange.request_id)
+        await self._stream(exchange, route, asked, _Form(write, lambda: DONE_EVENT, failed))
 
     async def _translated(self, exchange: Exchange, route: Route, dialect: Dialect, call: ModelCall) -> None:
         sent = chat_request(call)
@@ -194,18 +198,14 @@ class ChannelDoor:
         def encoded(found: list[Event]) -> bytes:
             return b"".join(encoder.encode(event) for event in found)
 
-        await self._stream(
-            exchange, route, sent, lambda chunk: encoded(events.feed(chunk)), lambda: encoded(events.end())
+        form = _Form(
+            lambda chunk: encoded(events.feed(chunk)),
+            lambda: encoded(events.end()),
+            lambda error: encoder.encode(Failed(error)),
         )
+        await self._stream(exchange, route, sent, form)
 
-    async def _stream(
-        self,
-        exchange: Exchange,
-        route: Route,
-        sent: dict[str, Any],
-        write: Callable[[dict[str, Any]], bytes],
-        end: Callable[[], bytes],
-    ) -> None:
+    async def _stream(self, exchange: Exchange, route: Route, sent: dict[str, Any], form: _Form) -> None:
         """Chunks out as they come. A failure before the first keeps its status; after it, it is said in the stream."""
         async with exchange.cancelled_on_disconnect():
             async with aclosing(self._channel.stream(route, sent, request_id=exchange.request_id)) as chunks:
@@ -213,16 +213,29 @@ class ChannelDoor:
                     async for chunk in chunks:
                         if not exchange.status:
                             await exchange.begin(200, list(_EVENT_STREAM))
-                        if data := write(chunk):
+                        if data := form.write(chunk):
                             await exchange.write(data)
-                    await exchange.finish(end())
+                    await exchange.finish(form.end())
                 except ArealError as error:
                     if not exchange.status:
                         raise
-                    await exchange.break_off(error)
-                except (
-                    asyncio.CancelledError
-                ):  # the gateway stops and this stream outlived the grace; or the client left
-                    if exchange.status:
-                        await exchange.break_off(Unavailable("the gateway is stopping; retry in a few seconds"))
+                    await _broken(exchange, form, error)
+                except asyncio.CancelledError:
+                    # The gateway stops and this stream outlived the grace; or the client left.
+                    if exchange.status and not exchange.gone:
+                        await _broken(exchange, form, Unavailable("the gateway is stopping; retry in a few seconds"))
                     raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a stream is written: a chunk, its end, and what it says where it fails."""
+
+    write: Callable[[dict[str, Any]], bytes]
+    end: Callable[[], bytes]
+    failed: Callable[[ArealError], bytes]
+
+
+async def _broken(exchange: Exchange, form: _Form, error: ArealError) -> None:
+    exchange.broken = str(error)
+    await exchange.finish(form.failed(error))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +115,10 @@ async def test_T100_nothing_of_the_upstreams_encoding_passes(
             assert text in data.decode()
 
 
-async def streamed(url: str, **more: Any) -> tuple[str, list[Any]]:
-    chunks = [each async for each in await ask(url, stream=True, **more)]
+async def streamed(url: str, model: str = "reward_model", **more: Any) -> tuple[str, list[Any]]:
+    async with openai_sdk(url, max_retries=0) as client:
+        stream = await client.chat.completions.create(model=model, messages=ASKED, stream=True, **more)
+        chunks = [each async for each in stream]
     return "".join(choice.delta.content or "" for each in chunks for choice in each.choices), chunks
 
 
@@ -256,8 +260,8 @@ async def test_a_stream_that_breaks_says_so_in_each_protocol(url: str, upstream:
             [event async for event in heard]
     async with openai_sdk(url) as client:
         answer = await client.responses.create(model="reward_model", input="x", stream=True)
-        with pytest.raises(openai.APIError, match="overloaded"):
-            [event async for event in answer]
+        last = [event async for event in answer][-1]
+        assert (last.type, "overloaded" in last.response.error.message) == ("response.failed", True)
     assert len(upstream.calls) == 3
 
 
@@ -330,7 +334,8 @@ async def test_a_near_miss_is_404_and_asks_nobody(url: str, upstream: StubChanne
 async def test_bodies_that_are_no_call_are_400_before_anything_is_asked(
     url: str, upstream: StubChannel, http: aiohttp.ClientSession
 ) -> None:
-    for body in (b"{", b"[]", b'{"model": 5}', b"[" * 5000):
+    odd_options = b'{"model": "reward_model", "stream": true, "stream_options": [1]}'
+    for body in (b"{", b"[]", b'{"model": 5}', b"[" * 5000, odd_options):
         async with http.post(f"{url}/v1/chat/completions", data=body, headers={"x-api-key": GUEST}) as answer:
             assert answer.status == 400
     body = b'{"model": "reward_model", "max_tokens": 9, "messages": "x"}'
@@ -414,6 +419,31 @@ async def test_a_slow_or_dead_judge_is_refused_at_once_with_the_time_to_come_bac
         upstream.default = chat("alive")
         assert (await ask(url, "reward_model")).choices[0].message.content == "alive"  # a route of its own
     assert len(upstream.calls) == 3
+
+
+async def test_a_budget_counts_streams_too_though_their_reader_asked_for_no_usage(upstream: StubChannel) -> None:
+    upstream.default = text_stream("a", "b")
+    route = {"model_id": "judge-large", "budget_tokens": 20}
+    async with channel_door(upstream.url, judge_model=route) as door, gateway_alone(door) as url:
+        for _ in range(2):
+            text, chunks = await streamed(url, model="judge_model")
+            assert (text, all(each.choices for each in chunks)) == ("ab", True)
+        with pytest.raises(openai.RateLimitError, match="30 tokens of its 20"):
+            await ask(url, "judge_model")
+    assert [call.json["stream_options"] for call in upstream.calls] == [{"include_usage": True}] * 2
+
+
+async def test_a_stream_that_outlives_the_gateway_is_told_so(upstream: StubChannel) -> None:
+    upstream.default = events(chunk({"content": "al"}), cut=lambda stream: [stream, 600.0])
+    async with channel_door(upstream.url) as door, AsyncExitStack() as gateway:
+        url = await gateway.enter_async_context(gateway_alone(door))
+        async with openai_sdk(url, max_retries=0) as client:
+            answer = await client.chat.completions.create(model="reward_model", messages=ASKED, stream=True)
+            assert (await anext(aiter(answer))).choices[0].delta.content == "al"
+            stopping = asyncio.create_task(gateway.pop_all().aclose())
+            with pytest.raises(openai.APIError, match="the gateway is stopping"):
+                [each async for each in answer]
+        await stopping
 
 
 @pytest.mark.parametrize(
