@@ -47,6 +47,7 @@ WAYS: tuple[Way, ...] = (
         "tests/e2e/test_first_text.py::test_faq_openclaw_keeps_one_key",
     ),
     Way(r"python3 examples/openclaw/(start_session|set_reward)\.py .*", "service"),
+    Way(r"(\w+=\S+ )?bash scripts/sample_batch\.sh.*", "service"),
     Way(r"(URL|KEY)=.*|curl .*", "service"),
     Way(r"python -m examples\.play .*math_agent.*", "test", "tests/e2e/test_demo.py::test_"),
     Way(r"python -m examples\.play .*langchain.*", "test", "tests/examples/test_installed_agents.py::test_"),
