@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +109,7 @@ async def test_a_source_that_is_away_holds_admission_and_costs_nothing(scoring: 
 
     source = Scripted(answer, probed=lambda: away() if down else None)
     names = [await waits(played, f"t{number}") for number in range(3)]
-    async with scoring(source) as rig:
+    async with scoring(source, evaluation_s=3600.0) as rig:
         await until(lambda: asyncio.sleep(0, bool(rig.gate.limits.held)))
         with pytest.raises(
             AdmissionHeld, match=r"judge_model \(stub\) gives no rewards since .*503.*look at the channel"
@@ -119,7 +120,8 @@ async def test_a_source_that_is_away_holds_admission_and_costs_nothing(scoring: 
         assert await rig.waiting() == names
         assert len(rig.said) == 1, "one sentence, not one for each look"
         assert "3 sessions wait for their reward, and nothing is dropped" in rig.said[0]
-        assert await rig.scorer.rewards_of(names) == {}, "an evaluation does not wait for it"
+        async with asyncio.timeout(60):
+            assert await rig.scorer.rewards_of(names) == {}, "an evaluation does not wait for it"
         down = False
         await rig.nothing_waits()
         await until(lambda: asyncio.sleep(0, len(rig.said) == 2))
@@ -172,6 +174,21 @@ async def test_a_function_that_is_away_for_one_session_stops_nobody(scoring: Any
             await until(lambda: asyncio.sleep(0, source.probes >= 3))
         await rig.nothing_waits()
         assert await rig.fate("poison") == "dropped (reward_failed)"
+
+
+async def test_a_call_that_fails_while_later_ones_are_answered_is_at_fault_itself(scoring: Any, played: Played) -> None:
+    source = Scripted(lambda cases: away() if cases[0].session_id == "poison" else [{None: 1.0}], has_probe=False)
+    source.gate.clear()
+    await waits(played, "poison")
+    async with scoring(source, attempts=1) as rig:
+        await until(lambda: asyncio.sleep(0, source.calls == [("poison",)]))
+        await waits(played, "later")
+        await until(lambda: asyncio.sleep(0, len(source.calls) == 2))
+        rig.scorer._health.answered(time.monotonic())  # as one that began later is
+        source.gate.set()
+        await rig.nothing_waits()
+        assert await rig.fate("poison") == "dropped (reward_failed)"
+    assert source.probes == 0
 
 
 async def _accepted(rig: Any, name: str) -> bool:
