@@ -332,7 +332,7 @@ async def _agents(
     config, gate, token = launch.config, launch.gate, launch.channel_token
     known = [*tasks, *held_out]
     scorer = await stack.enter_async_context(
-        scoring(config, store, gate, known, gateway_url=gateway_url, channel_token=token)
+        scoring(config, store, gate, known, gateway_url=gateway_url, channel_token=token, logs=launch.folder.logs)
     )
     feed = None
     if runs_agents(config):

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from areal.base.errors import CallFailed
+from areal.rollout.agent_output import Spoken
 from areal.rollout.pool import ProcessPool
 from areal.rollout.rewards.case import Case
 from areal.rollout.rewards.parsers import Reading
@@ -45,7 +46,9 @@ class FunctionSource:
     async def _call(self, case: Case) -> Any:
         task = {"task_id": case.task_id, **case.task}
         try:
-            return await self._pool.call(task, list(case.messages), list(case.answers))
+            return await self._pool.call(
+                task, list(case.messages), list(case.answers), say=Spoken(case.session_id).line
+            )
         except CallFailed as error:
             if error.why == "raised" and _is_away(str(error)):
                 raise Away(

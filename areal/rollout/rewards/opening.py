@@ -1,6 +1,6 @@
 """Config -> the run's scorer with its source, where the run rewards by itself.
 
-    async with scoring(config, store, gate, tasks, gateway_url=url, channel_token=token) as scorer: ...   # None: clients reward
+    async with scoring(config, store, gate, tasks, gateway_url=url, channel_token=token, logs=folder.logs) as scorer: ...   # None: clients reward
 
 A session that waits from an earlier life, when the configuration has gone back to clients, will get no reward from anybody: it is dropped
 as reward_failed and said. Used by assemble.py.
@@ -8,14 +8,15 @@ as reward_failed and said. Used by assemble.py.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from areal.base.logs import warn
 from areal.cluster.program import clean_environment
 from areal.config.rewarded import MODELS
 from areal.config.run import RunConfig
+from areal.rollout.agent_output import Spoken, open_agent_log
 from areal.rollout.datasets import Task
 from areal.rollout.pool import ProcessPool
 from areal.rollout.rewards.function_source import FunctionSource
@@ -32,8 +33,6 @@ from areal.web.client import JsonClient
 FUNCTION_S = 60.0
 BEYOND_S = 60.0  # what the channel's pauses between its attempts may take
 
-_log = logging.getLogger("areal.rewards")
-
 
 @asynccontextmanager
 async def scoring(
@@ -44,14 +43,15 @@ async def scoring(
     *,
     gateway_url: str,
     channel_token: str,
+    logs: Path,
 ) -> AsyncIterator[Scorer | None]:
-    """Raises ConfigError for a function that cannot be loaded."""
+    """logs: where rewards.log goes, what a function prints. Raises ConfigError for a function that cannot be loaded."""
     if config.rollout.agent.reward_source == "client":
         await _give_up_what_waits(store)
         yield None
         return
     async with AsyncExitStack() as stack:
-        source = await _source(stack, config, gateway_url, channel_token)
+        source = await _source(stack, config, gateway_url, channel_token, logs)
         scorer = Scorer(
             store, gate, source, KnownTasks(tasks), Terms.of(config), say=lambda text: warn("Rewards", text)
         )
@@ -71,7 +71,7 @@ def timeout_of(config: RunConfig) -> float:
     return min(attempts, channel.deadline_seconds) + channel.queue_timeout_seconds
 
 
-async def _source(stack: AsyncExitStack, config: RunConfig, gateway_url: str, channel_token: str) -> Source:
+async def _source(stack: AsyncExitStack, config: RunConfig, gateway_url: str, channel_token: str, logs: Path) -> Source:
     reward, role, reading = config.rollout.reward, config.rollout.agent.reward_source, Reading.of(config)
     if role in MODELS:
         client = await stack.enter_async_context(JsonClient(gateway_url, bearer=channel_token))
@@ -86,6 +86,7 @@ async def _source(stack: AsyncExitStack, config: RunConfig, gateway_url: str, ch
             cache_size=reward.cache_size,
         )
     assert reward.path is not None
+    stack.enter_context(open_agent_log(logs / "rewards.log"))
     pool = ProcessPool(
         reward.path,
         key="rollout.reward.path",
@@ -93,7 +94,7 @@ async def _source(stack: AsyncExitStack, config: RunConfig, gateway_url: str, ch
         timeout_s=timeout_of(config),
         memory_mb=reward.memory_mb,
         environment=clean_environment(reward.environment),
-        say=lambda line: _log.info("%s", line),
+        say=Spoken("-").line,
     )
     return FunctionSource(await stack.enter_async_context(pool), reward.path, reading)
 

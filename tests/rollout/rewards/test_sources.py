@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from areal.base.errors import ConfigError
 from areal.base.types import Completion, Interaction, Message, Session, ToolCall
 from areal.cluster.program import clean_environment
 from areal.config.run import RunConfig
+from areal.rollout.agent_output import open_agent_log
 from areal.rollout.pool import ProcessPool
 from areal.rollout.rewards.case import Case, case_of
 from areal.rollout.rewards.function_source import FunctionSource
@@ -239,6 +241,7 @@ def gold(task, messages, answers):
     return answers[-1]["content"] == str(task["gold"])
 
 async def each(task, messages, answers):
+    print("scoring", task["task_id"])
     await asyncio.sleep(0)
     return {answer["id"]: number for number, answer in enumerate(answers)}
 
@@ -275,12 +278,14 @@ async def called(name: str, timeout_s: float = 60.0) -> AsyncIterator[FunctionSo
         yield FunctionSource(pool, path, reading)
 
 
-async def test_a_function_rewards_the_last_answer_or_each(functions: None) -> None:
+async def test_a_function_rewards_the_last_answer_or_each(functions: None, tmp_path: Path) -> None:
     async with called("gold") as source:
         assert await source.rewards([case("4")]) == [{None: 1.0}]
         assert await source.rewards([case("5")]) == [{None: 0.0}]
-    async with called("each") as source:
-        assert await source.rewards([case("4")]) == [{"one": 0.0, "two": 1.0}]
+    with open_agent_log(tmp_path / "rewards.log"):
+        async with called("each") as source:
+            assert await source.rewards([case("4")]) == [{"one": 0.0, "two": 1.0}]
+    assert "s | scoring sum-1" in (tmp_path / "rewards.log").read_text()
 
 
 async def test_a_function_fails_as_a_source_does(functions: None) -> None:
