@@ -20,7 +20,7 @@ from tests.books import balanced
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 30
+STEPS = 20
 LORA = (
     "actor.lora.rank=8",
     "actor.lora.alpha=16",
