@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 
 from areal.base.errors import ConfigError
+from areal.config.agents import ProcessConfig
 from areal.config.commands import split_command
 from areal.config.frameworks import NEEDS, missing
 from areal.config.run import RunConfig
@@ -121,13 +122,20 @@ def _sessions(config: RunConfig) -> list[str]:
                 f"{name}.freq_epochs={section.freq_epochs}: without train_dataset.path there are no epochs; set {name}.freq_steps or "
                 f"{name}.freq_secs"
             )
-    default = type(agent.process)()
-    started = agent.mode == "subproc" or bool(
-        agent.mode == "online" and runs_agents(config) and (agent.command or agent.framework)
-    )
-    if agent.process != default and not started:
-        found.append(
-            "rollout.agent.process: no agent runs in a process of its own; set rollout.agent.mode=subproc, or rollout.agent.command with tasks, "
-            "or take the section out"
-        )
-    return found
+    return found + _processes(config)
+
+
+def _processes(config: RunConfig) -> list[str]:
+    """Keys of rollout.agent.process that nothing reads: LangChain runs in the worker's own loop, where it has a time-out for its model alone."""
+    agent, default = config.rollout.agent, ProcessConfig()
+    given = [key for key in ProcessConfig.model_fields if getattr(agent.process, key) != getattr(default, key)]
+    online = agent.mode == "online" and runs_agents(config)
+    framework = agent.framework if online else None
+    if agent.mode == "subproc" or (online and agent.command) or (framework and NEEDS[framework].program):
+        return []
+    vain = [key for key in given if framework is None or key != "timeout_seconds"]
+    return [
+        f"rollout.agent.process.{key}: no agent runs in a process of its own; set rollout.agent.mode=subproc, or rollout.agent.command with "
+        "tasks, or take it out"
+        for key in vain
+    ]

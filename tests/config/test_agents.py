@@ -45,6 +45,11 @@ def test_a_run_that_gives_out_tasks(tasks: str, overrides: list[str], runs: bool
     assert why_not(config) == []
 
 
+def test_langchain_in_the_workers_loop_has_the_time_out_alone(tasks: str) -> None:
+    config = resolve(None, [ACTOR, tasks, "agent.framework=langchain", "rollout.agent.process.timeout_seconds=9"]).config
+    assert not [line for line in why_not(config) if "rollout.agent.process" in line]
+
+
 def test_without_tasks_an_online_run_waits_for_agents() -> None:
     for overrides in ([ONLINE], ["agent.framework=claude_code"], ["agent.framework=openclaw"]):
         config = resolve(None, [ACTOR, *overrides]).config
@@ -67,6 +72,7 @@ def test_without_tasks_an_online_run_waits_for_agents() -> None:
         ([ONLINE, "rollout.agent.command=sh {promt}"], "{promt} is no placeholder; known are {task}, {prompt}"),
         ([ONLINE, "rollout.agent.command='sh \"'"], "cannot be split into words"),
         ([PATH, "rollout.agent.process.max_running=3"], "no agent runs in a process of its own"),
+        (["agent.framework=langchain", "rollout.agent.process.memory_mb=512"], "process.memory_mb: no agent runs in a"),
         ([PATH, "train_dataset.path=no.jsonl"], "train_dataset.path=no.jsonl is no file"),
         ([PATH, "evaluator.path=no.parquet"], "evaluator.path=no.parquet is no file"),
         ([PATH, "train_dataset.path=reasoning-gym:"], "write it as reasoning-gym:NAME"),

@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from areal.base.errors import StoreUnready
 from areal.rollout.rewards.case import Case
 from areal.rollout.rewards.source import Away, Source
 
@@ -97,7 +98,7 @@ class Health:
             failed += 1
             if not held and self._is_down():
                 held = True
-                await self._hold(self._reason(since))
+                await self._held(self._reason(since))
                 self._say(
                     f"{self._reason(since)}. {sessions(self._waiting())} wait for their reward, and nothing is dropped; it is asked again by "
                     "itself, and no session starts meanwhile"
@@ -109,10 +110,19 @@ class Health:
                 break
             pause *= 2
         if held:
-            await self._hold("")
+            await self._held("")
             self._say(f"{self._source.name} answers again after {time.time() - since:.0f} s; sessions start again")
         self._up.set()
         return failed == 0 or self._news.is_set()
+
+    async def _held(self, reason: str) -> None:
+        """A disk that is full meanwhile is waited for: it must not end a run whose judge is away, nor hold its admission for good."""
+        while True:
+            try:
+                await self._hold(reason)
+                return
+            except StoreUnready:
+                await asyncio.sleep(FIRST_PAUSE_S)
 
     async def _answers(self, failed: int) -> bool:
         cases = list(self._met.values())

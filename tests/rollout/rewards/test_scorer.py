@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from areal.base.errors import AdmissionHeld
+from areal.base.errors import AdmissionHeld, StoreUnready
 from areal.base.types import SessionRequest
 from areal.rollout.datasets import Task
 from areal.rollout.rewards.case import Case
+from areal.rollout.rewards.health import Health
 from areal.rollout.rewards.source import Away, Hopeless, Rewards, Unreadable
 from tests.rollout.conftest import Played, interaction
 from tests.rollout.rewards.conftest import LIMITS, Scripted, one, until
@@ -282,6 +283,25 @@ async def test_a_store_that_cannot_be_read_for_a_while_ends_nothing(
             database.execute("ALTER TABLE away RENAME TO recordings")
         await rig.nothing_waits()
     assert source.calls == [("a",)]
+
+
+async def test_a_full_disk_ends_no_run_whose_source_is_away() -> None:
+    told: list[str] = []
+    full = iter([True, False, True, False])
+
+    async def hold(reason: str) -> None:
+        if next(full):
+            raise StoreUnready("the disk is full")
+        told.append(reason)
+
+    def probed() -> None:
+        if not told:
+            raise Away("refused", "look at the key", wrong=True)
+
+    source = Scripted(one(1.0), probed=probed)
+    health = Health(source, hold, down_after_s=0.2, say=lambda line: None, waiting=lambda: 0)
+    await asyncio.wait_for(health.look(), 60)
+    assert (len(told), told[-1]) == (2, ""), "held, and let go"
 
 
 async def test_a_bug_ends_the_run_with_its_reason(scoring: Any, played: Played) -> None:
