@@ -46,7 +46,9 @@ def test_a_run_that_gives_out_tasks(tasks: str, overrides: list[str], runs: bool
 
 
 def test_langchain_in_the_workers_loop_has_the_time_out_alone(tasks: str) -> None:
-    config = resolve(None, [ACTOR, tasks, "agent.framework=langchain", "rollout.agent.process.timeout_seconds=9"]).config
+    config = resolve(
+        None, [ACTOR, tasks, "agent.framework=langchain", "rollout.agent.process.timeout_seconds=9"]
+    ).config
     assert not [line for line in why_not(config) if "rollout.agent.process" in line]
 
 
