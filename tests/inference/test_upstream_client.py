@@ -205,6 +205,17 @@ async def test_T099_a_200_that_is_no_answer_is_502_with_its_cause(stub: StubChan
     assert [(one.attempts, one.status) for one in reports] == [(1, 502), (1, 502)]
 
 
+async def test_an_answer_beyond_all_measure_is_not_read_to_its_end(
+    stub: StubChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal.inference.upstream.client.LARGEST_ANSWER", 100)
+    stub.default = chat("x" * 200)
+    async with opened(stub.url) as (channel, _):
+        for ask in (complete, streamed):
+            with pytest.raises(UpstreamError, match="larger than 100 bytes"):
+                await ask(channel)
+
+
 @pytest.mark.parametrize("code", [429, "429", "rate_limit_exceeded"])
 async def test_T099_an_error_in_a_200_is_the_error_that_its_code_names(stub: StubChannel, code: str | int) -> None:
     limited = Reply(

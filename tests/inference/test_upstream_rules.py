@@ -251,10 +251,11 @@ async def test_a_budget_of_tokens_ends_and_no_client_should_try_again() -> None:
 
 async def test_a_call_that_waited_in_line_for_a_model_that_died_meanwhile_is_not_made() -> None:
     bounds = limits(Clock(), {"breaker_failures": 1}, concurrency=1)
-    with pytest.raises(UpstreamError, match="no"):
-        async with bounds.calling():
-            waiting = asyncio.create_task(call(bounds))
-            await asyncio.sleep(0)
-            raise UpstreamError("no", status=500)
+    dies = bounds.calling()
+    await dies.__aenter__()
+    waiting = asyncio.create_task(call(bounds))
+    await asyncio.sleep(0)
+    error = UpstreamError("no", status=500)
+    assert not await dies.__aexit__(UpstreamError, error, None)
     with pytest.raises(UpstreamLimit, match="failed 1 times in a row"):
         await waiting

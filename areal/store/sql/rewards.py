@@ -15,7 +15,7 @@ from areal.store.base import LARGEST_REWARD, Unrewarded
 from areal.store.sql import groups
 from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection, Row
-from areal.store.sql.sessions import LATE, SESSION, pay, to_session, went_on
+from areal.store.sql.sessions import SESSION, pay, to_session
 
 FAILED = "reward_failed"
 
@@ -71,7 +71,7 @@ def _write(connection: Connection, verdicts: Mapping[str, Rewards | None], now: 
                 pay(connection, row, float(reward), named.partition("#")[0])
         connection.execute(
             "UPDATE sessions SET awaits_reward_since = NULL, drop_reason = ? WHERE seq = ?",
-            (_why_dropped(connection, row, rewards), row["seq"]),
+            (_why_dropped(row, rewards), row["seq"]),
         )
         taken[session_id] = row["group_seq"]
     for group_seq in dict.fromkeys(taken.values()):
@@ -80,9 +80,5 @@ def _write(connection: Connection, verdicts: Mapping[str, Rewards | None], now: 
     return tuple(taken)
 
 
-def _why_dropped(connection: Connection, session: Row, rewards: Rewards | None) -> str | None:
-    if session["purpose"] == "eval":
-        return None
-    if rewards is None:
-        return FAILED
-    return LATE if went_on(connection, session["group_seq"]) else None
+def _why_dropped(session: Row, rewards: Rewards | None) -> str | None:
+    return FAILED if rewards is None and session["purpose"] == "train" else None  # never late: its group waits for it
