@@ -343,7 +343,7 @@ async def _agents(
         store.training,
         n_samples=config.gconfig.n_samples,
         tasks=feed,
-        unscored=scorer.groups if scorer is not None else lambda: 0,
+        unscored=scorer.groups if scorer is not None else None,
     )
     return scorer, await stack.enter_async_context(dispatcher)
 

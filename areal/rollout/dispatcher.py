@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -55,7 +55,7 @@ class Dispatcher:
         n_samples: int,
         tasks: Iterator[Task] | None = None,
         eval_concurrency: int = 32,
-        unscored: Callable[[], int] = lambda: 0,
+        unscored: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         """unscored: groups whose agents are done and which hold their slots until they are rewarded."""
         self._workers = workers
@@ -119,7 +119,7 @@ class Dispatcher:
         while True:
             self._gate.opened.clear()
             _, accepted = await self._training.occupancy()
-            running = len(self._runs) + self._unscored()
+            running = len(self._runs) + (await self._unscored() if self._unscored is not None else 0)
             for _ in range(free_groups(self._gate.limits, running=running, accepted=accepted)):
                 run = asyncio.create_task(self._group(next(tasks)))
                 self._runs.add(run)

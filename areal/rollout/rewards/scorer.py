@@ -98,9 +98,10 @@ class Scorer:
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
 
-    def groups(self) -> int:
-        """Groups whose sessions have all ended and which wait for nothing but rewards, at the last look."""
-        return len({one.session.group_id for one in self._waiting if one.closed and one.session.group_id})
+    async def groups(self) -> int:
+        """Groups whose sessions have all ended and which wait for nothing but rewards."""
+        waiting = await self._store.rewards.waiting()
+        return len({one.session.group_id for one in waiting if one.closed and one.session.group_id})
 
     async def rewards_of(self, session_ids: Iterable[str]) -> dict[str, float | None]:
         """Their rewards once they are scored; None for one that has none, and nothing for one that still waits after evaluation_seconds, or

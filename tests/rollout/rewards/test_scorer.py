@@ -235,7 +235,7 @@ async def test_a_group_is_scored_by_one_call_when_all_of_it_has_ended(scoring: A
         await rig.store.sessions.add(interaction(last.id))
         await until(lambda: asyncio.sleep(0, len(rig.scorer._waiting) == 2))
         assert source.calls == []
-        assert rig.scorer.groups() == 0
+        assert await rig.scorer.groups() == 0
         await rig.store.sessions.end(last.id, "ended")
         await rig.nothing_waits()
         [group] = await rig.store.training.ready()
