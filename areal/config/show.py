@@ -34,7 +34,7 @@ def secretless_tree(config: Section) -> dict[str, Any]:
     tree = config.model_dump(mode="json")
     for key in keys_of(type(config)).values():
         if key.secret:
-            _mask(tree, key.path, absent=key.default is None)
+            _mask(tree, key.path, absent=type(None) in key.kinds)
     return tree
 
 

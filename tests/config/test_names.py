@@ -389,3 +389,14 @@ def test_a_configuration_is_read_back_without_its_secrets() -> None:
     again = RunConfig.model_validate(tree)
     assert again.store.url is None
     assert again.model_dump(exclude={"store", "rollout"}) == config.model_dump(exclude={"store", "rollout"})
+
+
+def test_a_configuration_with_a_channel_can_be_read_again_without_its_secrets(in_fixtures: Path) -> None:
+    """`areal replay` does, and refused every run with an upstream channel: its key may not be absent."""
+    config = resolve(Path("configs/agent_async_train.yaml"), ["rollout.agent.internal_token=t-0815-t-0815"]).config
+    tree = secretless_tree(config)
+    assert tree["rollout"]["agent"]["internal_token"] is None
+    assert SECRET not in str(tree)
+    again = type(config).model_validate(tree)
+    assert again.api_gateway is not None
+    assert again.train_dataset == config.train_dataset
