@@ -89,6 +89,13 @@ def channel_models(config: RunConfig) -> dict[str, str]:
     return {} if route is None else {source: route.model_id}
 
 
+def without_channel_key(config: RunConfig) -> RunConfig:
+    """For workers: they need to know what the channel's models are called, and run agents' code; the gateway alone has its key."""
+    if config.api_gateway is None:
+        return config
+    return config.model_copy(update={"api_gateway": config.api_gateway.model_copy(update={"api_key": "-"})})
+
+
 def announce_gateway(url: str, *, waits: bool) -> None:
     """The line that people and scripts wait for. waits: whether agents come by themselves."""
     announce("RLTrainer", f"Proxy gateway available at {url}")
@@ -227,7 +234,7 @@ class Launch:
         common = {
             "store_url": self.store_url,
             "signing_key_path": str(self.folder.signing_key),
-            "config": config.model_dump(mode="json"),
+            "config": without_channel_key(config).model_dump(mode="json"),
         }
         jobs = [
             Job(

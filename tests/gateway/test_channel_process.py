@@ -18,7 +18,8 @@ import pytest
 import requests
 
 from areal.config.run import RunConfig
-from areal.launch import channel_models
+from areal.inference.upstream.routes import upstream_names
+from areal.launch import channel_models, without_channel_key
 from tests.channel.stub import StubChannel, chat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,3 +172,18 @@ def test_a_run_needs_the_model_that_rewards_it() -> None:
         for source in ("judge_model", "client")
     ]
     assert needed == [{"judge_model": "large"}, {}]
+
+
+def test_T108_a_worker_knows_the_channels_names_and_not_its_key() -> None:
+    """It runs agents' code; only the gateway asks the channel."""
+    told = without_channel_key(
+        RunConfig.model_validate(
+            {
+                "api_gateway": {"base_url": "http://h", "api_key": KEY},
+                "model_routing": {"judge_model": {"model_id": "j"}},
+            }
+        )
+    )
+    assert KEY not in told.model_dump_json()
+    assert upstream_names(told.api_gateway, told.model_routing) == {"judge_model", "j"}
+    assert without_channel_key(RunConfig()).api_gateway is None
