@@ -183,7 +183,7 @@ async def test_an_adapter_alone_is_enough_to_go_on_from_and_not_for_the_end(tmp_
     ranks = Ranks(adapter=True)
     async with snapshots(tmp_path, ranks, recover=Schedule(freq_steps=1), saver=Schedule(freq_steps=2)) as saving:
         for step in (1, 2, 3):
-            await saving.save_if_due(version(step))
+            await saving.save_if_due(version(step), 0)
             await saving.written()
             assert read_mark(tmp_path / f"step-00000{step}").has_model == (step == 2)
         await saving.save(version(3))
