@@ -31,12 +31,12 @@ SMALL = [
     f"gconfig.n_samples={SAMPLES}",
     "rollout.max_head_offpolicyness=0",
     "rollout.agent.gateway_port=0",
-    "rollout.agent.process.max_running=2",
     "recover.freq_secs=null",
     "actor.optimizer.lr=1e-6",
 ]
 
 
+PROCESSES = ["rollout.agent.process.max_running=2", "rollout.agent.process.timeout_seconds=900"]
 BY_FUNCTION = ["rollout.agent.reward_source=function", "rollout.reward.path=tests.clients.programs.spread:spread"]
 
 
@@ -97,7 +97,7 @@ def test_claude_code_in_processes_of_its_own(tmp_path: Path, installed: Callable
         "agent.framework=claude_code",
         *BY_FUNCTION,
         "rollout.agent.max_turns=1",
-        "rollout.agent.process.timeout_seconds=900",
+        *PROCESSES,
         f"rollout.agent.chat_template={ROOT / 'tests' / 'clients' / 'templates' / 'chatml_tools.jinja'}",
         "actor.path=smollm2-135m",
         "actor.max_tokens_per_mb=2048",
@@ -117,7 +117,7 @@ def test_openclaw_in_processes_of_its_own(tmp_path: Path, installed: Callable[[A
         "agent.framework=openclaw",
         "total_train_steps=1",
         *BY_FUNCTION,
-        "rollout.agent.process.timeout_seconds=900",
+        *PROCESSES,
         f"rollout.agent.chat_template={ROOT / 'tests' / 'clients' / 'templates' / 'chatml_tools.jinja'}",
         f"actor.path={two_layers(tmp_path / 'two_layers')}",
         "actor.gradient_checkpointing=full",
