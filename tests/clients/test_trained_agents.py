@@ -100,7 +100,9 @@ def test_claude_code_in_processes_of_its_own(tmp_path: Path, installed: Callable
         *PROCESSES,
         f"rollout.agent.chat_template={ROOT / 'tests' / 'clients' / 'templates' / 'chatml_tools.jinja'}",
         "actor.path=smollm2-135m",
+        "rollout.agent.export_style=concat",  # its further calls go on in the row of the first: a fifth of the tokens to compute
         "actor.max_tokens_per_mb=2048",
+        "actor.gradient_checkpointing=full",
         "gconfig.max_new_tokens=24",
         "rollout.native.max_context=4096",
         "rollout.native.kv_tokens=12288",
