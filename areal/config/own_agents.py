@@ -126,14 +126,15 @@ def _sessions(config: RunConfig) -> list[str]:
 
 
 def _processes(config: RunConfig) -> list[str]:
-    """Keys of rollout.agent.process that nothing reads: LangChain runs in the worker's own loop, where it has a time-out for its model alone."""
+    """Keys of rollout.agent.process that nothing reads: of agents in the worker's own loop only the time-out is."""
     agent, default = config.rollout.agent, ProcessConfig()
     given = [key for key in ProcessConfig.model_fields if getattr(agent.process, key) != getattr(default, key)]
     online = agent.mode == "online" and runs_agents(config)
     framework = agent.framework if online else None
     if agent.mode == "subproc" or (online and agent.command) or (framework and NEEDS[framework].program):
         return []
-    vain = [key for key in given if framework is None or key != "timeout_seconds"]
+    here = runs_agents(config) or config.evaluator.path
+    vain = [key for key in given if not (here and key == "timeout_seconds")]
     return [
         f"rollout.agent.process.{key}: no agent runs in a process of its own; set rollout.agent.mode=subproc, or rollout.agent.command with "
         "tasks, or take it out"

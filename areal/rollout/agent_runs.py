@@ -4,16 +4,18 @@
     {"task_id", "task", "purpose", "request_id"} -> {"session_id", "reward", "error"}
 
 The answer comes when the agent is done. Its session is ended before: `ended` with its reward, or `reward_failed` if the agent
-raised, which is counted and never trained (settled 9). An agent that stands still until its session expires is cancelled. The caller
-going away cancels the agent too; the session of a training task is left as it is then, for the run to take up
-(TrainingStore.interrupt): its controller is gone, and no agent has failed. Opened by the run's token only. Used by worker.py; called by
-dispatcher.py.
+raised, which is counted and never trained (settled 9). An agent in this loop that takes too long, or any that stands still until its
+session expires, is cancelled. The caller going away cancels the agent too; the session of a training task is left as it is then, for
+the run to take up (TrainingStore.interrupt): its controller is gone, and no agent has failed. Opened by the run's token only. Used by
+worker.py; called by dispatcher.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
@@ -69,6 +71,7 @@ class AgentRuns:
         self._token = run_token
         self._own_rewards = agent.reward_source == "client"
         self._model_keys = not self._own_rewards or agent.reward_key == "admin"
+        self._timeout_s = agent.process.timeout_seconds
         self._slots = asyncio.Semaphore(agent.process.max_running)
         self._agents = agents_of(config)
         self._warned = False
@@ -129,7 +132,9 @@ class AgentRuns:
             # A program may do what the policy says, which could read a key that also rewards.
             own = self._sessions.model_key(opened) if self._model_keys and isinstance(agent, ProgramAgent) else key
             work = agent.run(dict(request.task), base_url=self._base_url, api_key=own)
-            rewards = self._wanted(rewards_of(await self._while_its_session_runs(work, opened)))
+            # Agents in processes of their own count from when they have one, and end those.
+            limit_s = math.inf if isinstance(agent, ProgramAgent | PooledAgent) else self._timeout_s
+            rewards = self._wanted(rewards_of(await self._in_time(work, opened, limit_s)))
             for interaction_id, value in rewards.items():
                 await self._sessions.reward(opened, value, interaction_id)
             if not rewards:
@@ -172,12 +177,17 @@ class AgentRuns:
                 "printed stands in agents-<worker>.log",
             )
 
-    async def _while_its_session_runs(self, work: Awaitable[object], key: SessionKey) -> object:
-        """What the agent returns. One that stands still until its session has expired is cancelled: it holds a slot that nobody gets, and
-        with enough of them nothing would ever be trained again."""
+    async def _in_time(self, work: Awaitable[object], key: SessionKey, limit_s: float) -> object:
+        """What the agent returns. One that takes longer than limit_s, or stands still until its session has expired, is cancelled: it holds
+        a slot that nobody gets, and with enough of them nothing would ever be trained again."""
         agent = asyncio.ensure_future(work)
+        deadline = time.monotonic() + limit_s
         try:
-            while not (await asyncio.wait({agent}, timeout=LOOK_S))[0]:
+            while not (await asyncio.wait({agent}, timeout=max(0.0, min(LOOK_S, deadline - time.monotonic()))))[0]:
+                if time.monotonic() >= deadline:
+                    raise CallFailed(
+                        "timed_out", f"the agent took longer than rollout.agent.process.timeout_seconds={limit_s:g}"
+                    )
                 with suppress(StoreError):  # it is busy or away; the next look tells
                     row, _ = await self._sessions.look(key)
                     if row.ending == "expired":

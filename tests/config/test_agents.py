@@ -45,10 +45,12 @@ def test_a_run_that_gives_out_tasks(tasks: str, overrides: list[str], runs: bool
     assert why_not(config) == []
 
 
-def test_langchain_in_the_workers_loop_has_the_time_out_alone(tasks: str) -> None:
-    config = resolve(
-        None, [ACTOR, tasks, "agent.framework=langchain", "rollout.agent.process.timeout_seconds=9"]
-    ).config
+LATE = "rollout.agent.process.timeout_seconds=9"
+
+
+@pytest.mark.parametrize("agent", [["agent.framework=langchain"], [PATH]])
+def test_agents_in_the_workers_loop_have_the_time_out_alone(tasks: str, agent: list[str]) -> None:
+    config = resolve(None, [ACTOR, tasks, *agent, LATE]).config
     assert not [line for line in why_not(config) if "rollout.agent.process" in line]
 
 
@@ -73,6 +75,7 @@ def test_without_tasks_an_online_run_waits_for_agents() -> None:
         ([ONLINE, "rollout.agent.command=sh -c true | cat"], "| is a shell's, and none runs here"),
         ([ONLINE, "rollout.agent.command=sh {promt}"], "{promt} is no placeholder; known are {task}, {prompt}"),
         ([ONLINE, "rollout.agent.command='sh \"'"], "cannot be split into words"),
+        ([ONLINE, "train_dataset.path=null", LATE], "process.timeout_seconds: no agent runs in a process of its own"),
         ([PATH, "rollout.agent.process.max_running=3"], "no agent runs in a process of its own"),
         (["agent.framework=langchain", "rollout.agent.process.memory_mb=512"], "process.memory_mb: no agent runs in a"),
         ([PATH, "train_dataset.path=no.jsonl"], "train_dataset.path=no.jsonl is no file"),

@@ -202,3 +202,16 @@ async def test_an_agent_that_stands_still_is_cancelled_when_its_session_expires(
     assert outcome["error"].startswith("TimeoutError: session a expired before the agent came to its end")
     assert outcome["reward"] is None
     assert (await store.sessions.get("a")).ending == "expired"
+
+
+async def test_an_agent_in_the_workers_loop_that_takes_too_long_is_cancelled_and_has_failed(store) -> None:
+    await store.training.set_limits(Limits(max_concurrent=1, max_lag=0, batch_groups=1))
+    agent = [f"rollout.agent.path={__name__}:StandsStill", "rollout.agent.process.timeout_seconds=0.05"]
+    config = resolve(None, ["rollout.agent.mode=inline", *agent]).config
+    sessions = Sessions(store, SessionKeys(bytes(range(32))), worker="w0", policy=SessionPolicy())
+    StandsStill.cancelled = False
+    async with asyncio.timeout(60):
+        outcome = await AgentRuns(config, sessions, base_url="http://x", run_token="t").run(RunRequest("a", {}))
+    assert StandsStill.cancelled
+    assert outcome["error"].endswith("the agent took longer than rollout.agent.process.timeout_seconds=0.05")
+    assert (outcome["reward"], (await store.sessions.get("a")).ending) == (None, "reward_failed")
