@@ -46,6 +46,8 @@ class SseDecoder:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._more: list[bytes] = []  # what goes on the line that _rest begins, joined once it ends
+        self._held = 0  # bytes of both
         self._at_start = True
         self._between = False  # nothing is held of an event that is to come
         self._data: list[bytes] = []
@@ -62,7 +64,18 @@ class SseDecoder:
             and b"\r" not in chunk
         ):
             return [SseEvent(chunk[6:-2], id=self._id)]
-        buffer = self._rest + chunk
+        if (
+            self._rest
+            and not self._at_start
+            and not self._rest.endswith(b"\r")
+            and b"\n" not in chunk
+            and b"\r" not in chunk
+        ):
+            self._more.append(chunk)
+            self._hold(len(chunk))
+            return []
+        buffer = b"".join([self._rest, *self._more, chunk])
+        self._more.clear()
         if self._at_start:
             if len(buffer) < len(_BOM) and _BOM.startswith(buffer):
                 self._rest = buffer
@@ -75,9 +88,8 @@ class SseDecoder:
                 buffer, held = buffer[:-1], b"\r"
             buffer = buffer.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, rest = buffer.split(b"\n")
-        self._rest = rest + held
-        if len(self._rest) > _LARGEST_EVENT:
-            raise BackendError(f"an event grew over {_LARGEST_EVENT} bytes without an end; is this an event stream?")
+        self._rest, self._held = rest + held, 0
+        self._hold(len(self._rest))
         events = []
         for line in lines:
             event = self._line(line)
@@ -91,6 +103,11 @@ class SseDecoder:
         events = self.feed(b"\n\n") if not self._rest.endswith(b"\r") else self.feed(b"\n\n\n")
         self._rest = b""
         return events
+
+    def _hold(self, more: int) -> None:
+        self._held += more
+        if self._held > _LARGEST_EVENT:
+            raise BackendError(f"an event grew over {_LARGEST_EVENT} bytes without an end; is this an event stream?")
 
     def _line(self, line: bytes) -> SseEvent | None:
         if not line:

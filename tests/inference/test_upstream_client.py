@@ -396,3 +396,41 @@ async def test_a_caller_that_leaves_closes_the_call_and_frees_its_place(stub: St
         await complete(channel)
     gate.set()
     assert [one.status for one in reports] == [499, 200, 499, 200]
+
+
+async def test_a_budget_counts_by_size_what_the_channel_does_not_say(stub: StubChannel) -> None:
+    """A reader that leaves before the usage, which comes last, a stream without one and an answer without one."""
+    async with opened(stub.url, {"budget_tokens": 10_000}) as (channel, reports):
+        limits = channel._limits["judge_model"]
+        stub.script(text_stream("a", "b", "c"), text_stream("a", "b", usage=False), text_stream("a", "b", "c"))
+        async with aclosing(channel.stream(channel.routes[0], ASKED)) as chunks:
+            for _ in range(3):  # of which the first says nothing but its role
+                await anext(chunks)
+        prompt = len(stub.calls[0].body) // 4
+        assert (prompt > 10, limits._tokens) == (True, prompt + 2)
+        await streamed(channel)
+        assert limits._tokens == 2 * prompt + 4
+        await streamed(channel)
+        assert limits._tokens == 2 * prompt + 4 + 15, "as the channel says"
+        stub.default = Reply(body=b'{"choices": [{"message": {"content": "%b"}}]}' % (b"x" * 400))
+        await complete(channel)
+        grown = limits._tokens - (2 * prompt + 4 + 15)
+        assert prompt + 90 <= grown <= prompt + 130
+    assert [(one.prompt_tokens, one.output_tokens) for one in reports] == [(0, 0), (0, 0), (10, 5), (0, 0)]
+
+
+async def test_a_large_answer_where_a_stream_was_asked_for_is_read_in_pieces(
+    stub: StubChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "x" * 3_000_000
+    pieces: list[bytes | float] = list(batched_bytes(chat(text).body, 50_000))
+    stub.default = Reply(body=pieces, headers=(("Content-Type", "text/plain"),), framing="chunked")
+    async with opened(stub.url) as (channel, _):
+        assert said(await streamed(channel)) == text
+        monkeypatch.setattr("areal.inference.upstream.client.LARGEST_ANSWER", 100_000)
+        with pytest.raises(UpstreamError, match="larger than 100000 bytes"):
+            await streamed(channel)
+
+
+def batched_bytes(data: Any, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))

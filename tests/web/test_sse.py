@@ -86,3 +86,14 @@ def test_what_is_no_event_stream_is_refused() -> None:
     decoder.feed(b"x" * 2**24)
     with pytest.raises(BackendError, match="event stream"):
         decoder.feed(b"x")
+
+
+@pytest.mark.timeout(120)  # which a decoder that copies what it holds at every piece does not keep: 10^12 bytes
+def test_a_line_in_many_pieces_costs_what_it_is_long() -> None:
+    decoder, line = SseDecoder(), b"data: " + b"x" * 8_000_000
+    for at in range(0, len(line), 16):
+        assert decoder.feed(line[at : at + 16]) == []
+    assert decoder.feed(b"\r") == []
+    [event] = decoder.feed(b"\n\r\n")
+    assert event.data == line[6:]
+    assert [one.data for one in decoder.feed(b"data: a\n\ndata: b") + decoder.close()] == [b"a", b"b"]

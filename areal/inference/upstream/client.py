@@ -44,6 +44,7 @@ CONNECT_S = 10.0
 MOST_BACKOFF_S = 30.0
 LARGEST_ANSWER = 64 * 2**20  # bytes, after decompression
 CLIENT_LEFT = 499
+BYTES_PER_TOKEN = 4  # of a request or an answer whose usage the channel does not say, as a rule of thumb
 
 
 @dataclass(slots=True)
@@ -99,7 +100,8 @@ class Channel:
         async with self._noted(route, request_id) as report, self._limits[route.role].calling() as spend:
             answer = await self._repeated(route, report, lambda: self._whole(route, sent))
             _note_usage(report, answer)
-            spend(report.prompt_tokens, report.output_tokens)
+            said = b"" if report.output_tokens else orjson.dumps(answer["choices"])
+            spend(*_spent(report, sent, len(said) // BYTES_PER_TOKEN))
             return answer
 
     async def stream(
@@ -110,9 +112,11 @@ class Channel:
         sent = orjson.dumps(route.request(body, stream=True))
         async with self._noted(route, request_id) as report, self._limits[route.role].calling() as spend:
             response, chunks, first = await self._repeated(route, report, lambda: self._begin(route, sent))
+            deltas = 0
             try:
                 while first is not None:
                     _note_usage(report, first)
+                    deltas += sum(_says(choice.get("delta")) for choice in first["choices"])
                     yield first
                     async with asyncio.timeout(route.timeout_s):
                         first = await anext(chunks, None)
@@ -121,7 +125,7 @@ class Channel:
             finally:
                 await chunks.aclose()
                 response.close()
-                spend(report.prompt_tokens, report.output_tokens)
+                spend(*_spent(report, sent, deltas))
 
     @asynccontextmanager
     async def _noted(self, route: Route, request_id: str) -> AsyncIterator[CallReport]:
@@ -193,23 +197,26 @@ class Channel:
 
     async def _chunks(self, route: Route, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
         """Every event of the stream once, in order, however the bytes were cut (T104). Raises UpstreamError where it ends too early."""
-        decoder, other, begun, finished, reading = SseDecoder(), b"", False, False, True
+        decoder, other, size, begun, finished, reading = SseDecoder(), list[bytes](), 0, False, False, True
         while reading:
             with self._transport(route):
                 data = await response.content.readany()
             reading = bool(data)
             if not begun:  # perhaps it is no stream
-                other = (other + data)[:LARGEST_ANSWER]
+                size += len(data)
+                if size > LARGEST_ANSWER:
+                    raise _too_large(route)
+                other.append(data)
             for event in decoder.feed(data) if data else decoder.close():
                 if event.data.strip() == DONE:
                     reading, finished = False, finished or begun
                     break
                 chunk = read_chunk(route, event.data)
-                begun = True
+                begun, other = True, []
                 finished = finished or any(choice.get("finish_reason") for choice in chunk["choices"])
                 yield chunk
         if not begun:
-            for chunk in as_chunks(read_answer(route, 200, {}, other)):
+            for chunk in as_chunks(read_answer(route, 200, {}, b"".join(other))):
                 yield chunk
         elif not finished:
             raise UpstreamError(f"the channel ended the answer of {route.role} before it was complete; retry")
@@ -229,9 +236,7 @@ class Channel:
             async for data in response.content.iter_any():
                 size += len(data)
                 if size > LARGEST_ANSWER:
-                    raise UpstreamError(
-                        f"the channel's answer for {route.role} is larger than {LARGEST_ANSWER} bytes; lower its max_tokens"
-                    )
+                    raise _too_large(route)
                 parts.append(data)
         return b"".join(parts)
 
@@ -285,6 +290,22 @@ def _headers(key: str) -> dict[str, str]:
         "Accept-Encoding": "gzip, deflate",
         "User-Agent": f"areal/{areal.__version__}",
     }
+
+
+def _spent(report: CallReport, sent: bytes, output: int) -> tuple[int, int]:
+    """Tokens for the budget: as the channel said, else by size; output: the estimate. The usage of a stream comes last, so
+    one whose reader left early, or that broke, has none."""
+    return report.prompt_tokens or len(sent) // BYTES_PER_TOKEN, report.output_tokens or output
+
+
+def _says(delta: Any) -> bool:
+    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+
+
+def _too_large(route: Route) -> UpstreamError:
+    return UpstreamError(
+        f"the channel's answer for {route.role} is larger than {LARGEST_ANSWER} bytes; lower its max_tokens"
+    )
 
 
 def _note_usage(report: CallReport, said: Json) -> None:
