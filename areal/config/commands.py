@@ -18,6 +18,7 @@ from areal.base.errors import ConfigError
 PLACEHOLDERS: Mapping[str, str] = {
     "task": "the whole task as JSON; a task that is a text: that text",
     "prompt": "the task's text: its `prompt`, else `question`, else its JSON",
+    "task_file": "the path of a file with that JSON, for tasks that are too long for a command line",
     "task_id": "the task's name",
     "base_url": "of the gateway's OpenAI routes, with /v1",
     "api_key": "of the session; better read from the environment, since command lines can be seen by others",

@@ -3,13 +3,15 @@
     agent = ProgramAgent(settings, words)                       # an Agent: await agent.run(task, base_url=…, api_key=…)
     agent = ProgramAgent(settings, words, driver)               # as a framework wants to be started (frameworks/)
 
-The program finds base URL and key where the SDKs look for them, the task as JSON in AREAL_TASK, and a fresh folder that holds the task's
-`files`. Its reward is what the task's `check` says (which the policy cannot speak through), else the number in the last line that it prints,
-{"reward": x}, else what it has set itself. A program that is late or, as no framework's, ends with another code than 0 has failed. Used by agent_choice.py.
+The program finds base URL and key where the SDKs look for them, the task as JSON in AREAL_TASK and in the file AREAL_TASK_FILE, and a
+fresh folder that holds the task's `files`. Its reward is what the task's `check` says (which the policy cannot speak through), else the
+number in the last line that it prints, {"reward": x}, else what it has set itself. A program that is late or, as no framework's, ends
+with another code than 0 has failed. Used by agent_choice.py.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,14 +21,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from areal.base.errors import BadRequest, CallFailed
-from areal.cluster.program import clean_environment, run_program
+from areal.base.errors import BadRequest, CallFailed, ConfigError
+from areal.cluster.program import Ended, clean_environment, run_program
 from areal.config.commands import fill
 from areal.config.run import RunConfig
 from areal.rollout.agent_output import Spoken, speaking
 from areal.rollout.agents import Reward
 
 TEXT_FIELDS = ("prompt", "question")
+LONGEST_VARIABLE = (
+    100_000  # bytes of AREAL_TASK; Linux takes 128 KiB for one variable or word, and refuses the program above
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,15 @@ class Try:
         return prompt_of(self.task)
 
     @property
+    def task_json(self) -> str:
+        return json.dumps(self.task, ensure_ascii=False)
+
+    @property
+    def task_file(self) -> Path:
+        """Beside the folder, which is the task's own."""
+        return self.folder.parent / "task.json"
+
+    @property
     def root_url(self) -> str:
         """Without /v1, as Anthropic's SDK wants it."""
         return self.base_url.removesuffix("/v1")
@@ -112,7 +126,7 @@ class ProgramAgent:
             environment |= own | self._driver.prepare(one)
             folder = one.folder
         limits: dict[str, Any] = {"timeout_s": one.settings.timeout_s, "memory_mb": one.settings.memory_mb}
-        ended = await run_program(words, environment, out=spoken.line, err=complaint.line, folder=folder, **limits)
+        ended = await _ended(words, environment, out=spoken.line, err=complaint.line, folder=folder, **limits)
         complained, printed = complaint.last, spoken.last  # of the program, not of its check
         if ended.exit_code:
             complaint.line(f"({words[0]} {ended.how} after {ended.seconds:.0f} s)")
@@ -122,7 +136,7 @@ class ProgramAgent:
                 f"{words[0]} took longer than rollout.agent.process.timeout_seconds={one.settings.timeout_s:g}",
             )
         if "check" in one.task:
-            checked = await run_program(
+            checked = await _ended(
                 [str(word) for word in one.task["check"]], environment, out=spoken.line, folder=one.folder, **limits
             )
             return float(checked.exit_code == 0 and not checked.timed_out)
@@ -132,6 +146,20 @@ class ProgramAgent:
             last = complained or printed
             raise CallFailed("died", f"{words[0]} {ended.how}{f'; it said last: {last[:500]}' if last else ''}")
         return None
+
+
+async def _ended(words: Sequence[str], environment: Mapping[str, str], **how: Any) -> Ended:
+    """run_program, where a text is too long for a command line as a sentence with the ways around it."""
+    try:
+        return await run_program(words, environment, **how)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.E2BIG:
+            raise
+        longest = max(len(word.encode()) for word in (*words, *environment.values()))
+        raise BadRequest(
+            f"cannot start {words[0]}: a text of {longest} bytes is too long for a command line or a variable (128 KiB on Linux); let the agent "
+            "read the task from $AREAL_TASK_FILE or {task_file} in place of {task} and {prompt}, or put long texts into the task's `files`"
+        ) from error
 
 
 def prompt_of(task: Mapping[str, Any]) -> str:
@@ -152,6 +180,7 @@ def printed_reward(line: str) -> Reward:
 
 
 def _write_files(one: Try) -> None:
+    one.task_file.write_text(one.task_json, encoding="utf-8")
     files = one.task.get("files") or {}
     if not isinstance(files, dict):
         raise BadRequest(f"`files` of a task is an object {{name: text}}, not {files!r:.80}")
@@ -165,7 +194,8 @@ def _write_files(one: Try) -> None:
 
 def _values(one: Try) -> dict[str, str]:
     return {
-        "task": json.dumps(one.task, ensure_ascii=False),
+        "task": one.task_json,
+        "task_file": str(one.task_file),
         "prompt": one.prompt,
         "task_id": str(one.task.get("task_id", "")),
         "base_url": one.base_url,
@@ -185,6 +215,7 @@ def _fields(task: Mapping[str, Any]) -> dict[str, str]:
 
 def _environment(one: Try) -> dict[str, str]:
     """docs/agents.md has this list."""
+    short = len(one.task_json.encode()) <= LONGEST_VARIABLE
     return clean_environment(
         one.settings.environment,
         OPENAI_BASE_URL=one.base_url,
@@ -198,7 +229,8 @@ def _environment(one: Try) -> dict[str, str]:
         AREAL_API_KEY=one.api_key,
         AREAL_MODEL=one.settings.model,
         AREAL_MAX_TURNS=str(one.settings.max_turns),
-        AREAL_TASK=json.dumps(one.task, ensure_ascii=False),
+        AREAL_TASK_FILE=str(one.task_file),
         AREAL_TASK_ID=str(one.task.get("task_id", "")),
         AREAL_TASK_FOLDER=str(one.folder),
+        **({"AREAL_TASK": one.task_json} if short else {}),
     )

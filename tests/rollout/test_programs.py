@@ -22,7 +22,7 @@ from areal.rollout.agent_runs import AgentRuns, RunRequest
 from areal.rollout.frameworks import FRAMEWORKS
 from areal.rollout.frameworks.claude_code import ClaudeCode
 from areal.rollout.frameworks.openclaw import OpenClaw
-from areal.rollout.programs import ProgramAgent, ProgramSettings
+from areal.rollout.programs import LONGEST_VARIABLE, ProgramAgent, ProgramSettings
 from areal.web.auth import SessionKeys
 from tests.rollout.conftest import interaction
 
@@ -111,6 +111,23 @@ async def test_each_way_to_fail_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"lies outside of its folder"):
         await tried(python("pass"), {"files": {"../../x": ""}})
     assert await tried(python("raise SystemExit(1)"), {}, ClaudeCode()) is None, "a framework's code tells of the model"
+
+
+async def test_a_task_that_is_too_long_for_a_variable_is_read_from_its_file(tmp_path: Path) -> None:
+    code = """
+import json, os, sys
+given = json.load(open(os.environ["AREAL_TASK_FILE"]))
+assert sys.argv[1] == os.environ["AREAL_TASK_FILE"]
+print(json.dumps({"rewards": {"length": len(given["prompt"]), "variable": len(os.environ.get("AREAL_TASK", ""))}}))
+"""
+    for length, variable in ((LONGEST_VARIABLE // 2 - 100, True), (200_000, False)):
+        task = {"prompt": "é" * length, "files": {}}
+        told = await tried(python(code, "{task_file}"), task)
+        assert told["length"] == length
+        assert bool(told["variable"]) is variable
+    for settings in ({}, {"memory_mb": 2048}):
+        with pytest.raises(BadRequest, match=r"400000 bytes is too long .* \$AREAL_TASK_FILE or \{task_file\}"):
+            await tried(python("pass", "{prompt}"), task, **settings)
 
 
 async def test_its_output_stands_in_the_runs_logs_bounded_and_without_keys(tmp_path: Path) -> None:
