@@ -8,16 +8,17 @@ A scheduler is one file here and one line in the table. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from areal.base.errors import ConfigError
 from areal.cluster.local import LocalScheduler
+from areal.cluster.program import PASSED_ON
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Scheduler
 from areal.config.run import RunConfig
 
-SCHEDULERS: dict[str, Callable[[RunFolder], Scheduler]] = {
-    "local": lambda folder: LocalScheduler(folder.root, folder.logs),
+SCHEDULERS: dict[str, Callable[[RunFolder, Collection[str]], Scheduler]] = {
+    "local": lambda folder, hidden: LocalScheduler(folder.root, folder.logs, hidden=hidden),
 }
 
 
@@ -29,4 +30,10 @@ def start_scheduler(config: RunConfig, folder: RunFolder) -> Scheduler:
             f"scheduler.type={name} cannot be used yet: this version starts all processes on one host; "
             f"choose one of {', '.join(SCHEDULERS)}"
         )
-    return SCHEDULERS[name](folder)
+    return SCHEDULERS[name](folder, hidden_variables(config))
+
+
+def hidden_variables(config: RunConfig) -> frozenset[str]:
+    """Variables that processes of the run do not inherit: those that its keys were read from. They get what they need by their specs, and
+    workers run agents' code. What rollout.agent.process.environment names is for agents and stays."""
+    return config.secret_variables - {*config.rollout.agent.process.environment, *PASSED_ON}

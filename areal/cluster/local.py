@@ -19,7 +19,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any, Self
 
@@ -117,13 +117,21 @@ class LocalProcess:
 class LocalScheduler:
     """Implements scheduler.Scheduler. `run_token` is what the run's processes authenticate each other with.
 
-    grace_s: how long a process may drain when the block is left, before it is killed."""
+    grace_s: how long a process may drain when the block is left, before it is killed. hidden: variables of our environment that processes
+    do not inherit."""
 
-    def __init__(self, run_dir: Path, log_dir: Path | None = None, grace_s: float = STOP_GRACE_S) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        log_dir: Path | None = None,
+        grace_s: float = STOP_GRACE_S,
+        hidden: Collection[str] = (),
+    ) -> None:
         self.run_dir = run_dir.absolute()
         self.run_token = secrets.token_urlsafe(32)
         self._log_dir = (log_dir or self.run_dir / "logs").absolute()
         self._grace_s = grace_s
+        self._hidden = frozenset(hidden)
         self._lock = RunLock(self.run_dir)
         self._processes: dict[str, LocalProcess] = {}
         self._deaths: asyncio.Queue[LocalProcess] = asyncio.Queue()
@@ -201,6 +209,7 @@ class LocalScheduler:
         mark = f"{self._lock.marker}:{safe_name(job.name)}:"  # ends in a colon: server-1 is no prefix of server-10
         # Unbuffered and with native tracebacks: the last lines of a process that dies are worth most.
         defaults = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        inherited = {name: value for name, value in os.environ.items() if name not in self._hidden}
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             log_start = os.fstat(descriptor).st_size
@@ -210,7 +219,7 @@ class LocalScheduler:
                 stdout=descriptor,
                 stderr=descriptor,
                 start_new_session=True,
-                env={**defaults, **os.environ, **job.env, MARK: mark},
+                env={**defaults, **inherited, **job.env, MARK: mark},
             )
         finally:
             os.close(descriptor)

@@ -10,7 +10,8 @@ Secrets are announced to base/redact.py as soon as they are known. Used by comma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,9 @@ from areal.config.settings import (
     merge,
     resolve_environment,
     resolve_references,
+    variables_of,
 )
+from areal.config.show import value_at
 from areal.config.tree import build
 from areal.config.yaml_text import is_null, load_yaml
 
@@ -49,6 +52,7 @@ _SPECS: tuple[tuple[str, Use], ...] = (
     ("critic.backend", "train"),
     ("rollout.backend", "rollout"),
 )
+_LONG = 8  # characters of a variable that is taken for a part of a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,9 @@ def resolve(path: Path | None, overrides: Sequence[str] = (), *, agent_config: P
     problems = Problems()
     settings, notes = _collect(path, overrides, agent_config, problems)
     notes += _literal_secrets(settings)
+    variables = variables_of(settings)
     resolve_environment(settings, _KEYS, problems)
-    _add_router(settings, problems)
+    variables |= _add_router(settings, problems)
     _announce_secrets(settings)
     notes += translate(settings, problems)
     resolve_references(settings, _KEYS, problems)
@@ -86,6 +91,7 @@ def resolve(path: Path | None, overrides: Sequence[str] = (), *, agent_config: P
         _attempt(problems, "", partial(openai_base, config.api_gateway.base_url))
     problems.raise_if_any()
     assert config is not None  # build says why, if it is
+    config.remember_secret_variables(_behind_secrets(config, variables))
     return Resolved(config, tuple(notes))
 
 
@@ -117,19 +123,35 @@ def _read(path: Path, rank: int) -> Settings:
     return {} if is_null(tree) else flatten(tree, rank, source=str(path))
 
 
-def _add_router(settings: Settings, problems: Problems) -> None:
-    """S2's `agent.gateway_config`: a file of the upstream channel and the model routes."""
+def _add_router(settings: Settings, problems: Problems) -> set[str]:
+    """S2's `agent.gateway_config`: a file of the upstream channel and the model routes. Returns the variables that it reads."""
     named = settings.get(GATEWAY_CONFIG)
     if named is None or is_null(named.value):
-        return
+        return set()
     router = _attempt(problems, named.name, lambda: _read(Path(str(named.value)), ROUTER)) or {}
     for path in [path for path in router if not path.startswith(_ROUTER_SECTIONS)]:
         problems.add(path, f"does not belong into {named.value}, which holds api_gateway and model_routing only")
         del router[path]
+    variables = variables_of(router)
     resolve_environment(router, _KEYS, problems)
     merge(router, settings)
     settings.clear()
     settings.update(router)
+    return variables
+
+
+def _behind_secrets(config: RunConfig, variables: Iterable[str]) -> frozenset[str]:
+    """Those that secrets of this configuration hold, whole or as a part, under whatever name the secret was written; of a URL its user and
+    password are the secret."""
+    tree = config.model_dump(mode="json")
+    secrets = [str(value_at(tree, key.path) or "") for key in _KEYS.values() if key.secret]
+    secrets = [text.partition("://")[2].rpartition("@")[0] if "://" in text else text for text in secrets]
+    values = {name: os.environ.get(name, "").strip() for name in variables}
+    return frozenset(
+        name
+        for name, value in values.items()
+        if value in {*secrets} - {""} or (len(value) >= _LONG and any(value in text for text in secrets))
+    )
 
 
 def _announce_secrets(settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from areal.config.cluster import ClusterConfig, SchedulerConfig
 from areal.config.engine import ActorConfig, CriticConfig, ModelConfig, TeacherConfig
@@ -119,3 +119,14 @@ class RunConfig(Section):
     weights: WeightsConfig = WeightsConfig()
     api_gateway: ApiGatewayConfig | None = None
     model_routing: ModelRoutingConfig | None = None
+
+    _secret_variables: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        """Environment variables that secrets were read from: processes of the run get those by their specs, and do not inherit these."""
+        return self._secret_variables
+
+    def remember_secret_variables(self, names: frozenset[str]) -> None:
+        """For load.py. They are part neither of what is shown nor of what is sent."""
+        self._secret_variables = names

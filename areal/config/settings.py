@@ -99,6 +99,19 @@ def resolve_environment(settings: Settings, keys: Mapping[str, Key], problems: P
         settings[path] = replace(setting, value=value)
 
 
+def variables_of(settings: Settings) -> set[str]:
+    """The names of the environment that ${NAME} asks for. To be called before resolve_environment has put them in."""
+    found: set[str] = set()
+
+    def note(text: str) -> str:
+        found.update(name.strip() for name in _SLOT.findall(text) if _VARIABLE.fullmatch(name.strip()))
+        return text
+
+    for setting in settings.values():
+        _map_texts(setting.value, note)
+    return found
+
+
 def resolve_references(settings: Settings, keys: Mapping[str, Key], problems: Problems) -> None:
     """Put in ${actor.path}: another key's value, or its default. Circles and unknown keys are problems."""
     for path in list(settings):

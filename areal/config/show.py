@@ -38,9 +38,15 @@ def secretless_tree(config: Section) -> dict[str, Any]:
     return tree
 
 
+def value_at(tree: Any, path: str) -> Any:
+    """Of such plain dicts; None also where a section above it is absent."""
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
 def _mask(tree: Any, path: str, *, absent: bool = False) -> None:
-    *sections, leaf = path.split(".")
-    for section in sections:
-        tree = tree.get(section) if isinstance(tree, dict) else None
+    above, _, leaf = path.rpartition(".")
+    tree = value_at(tree, above) if above else tree
     if isinstance(tree, dict) and tree.get(leaf):
         tree[leaf] = None if absent else hint(tree[leaf])

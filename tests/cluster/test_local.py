@@ -22,6 +22,7 @@ from areal.cluster.process_tree import how_it_ended, members
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Job, Scheduler
 from areal.config.cluster import SchedulerName
+from areal.config.load import resolve
 from areal.config.run import RunConfig
 
 MakeJob = Callable[..., Job]
@@ -52,6 +53,31 @@ async def test_a_job_starts_reports_and_stops(tmp_path: Path, job: MakeJob) -> N
         assert await process.wait() == 0
     assert not alive(process.pid)
     assert not spec.exists(), "the token does not stay behind"
+
+
+async def test_processes_do_not_inherit_the_variables_that_keys_were_read_from(
+    tmp_path: Path, job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers run agents' code. What the user names for agents stays."""
+    for name in ("CHANNEL_KEY", "ADMIN_KEY", "NAMED_KEY", "THEIR_OWN_KEY"):
+        monkeypatch.setenv(name, f"secret-of-{name}")
+    (tmp_path / "router.yaml").write_text(
+        "api_gateway: {base_url: 'https://channel.invalid', api_key: '${CHANNEL_KEY}'}"
+    )
+    overrides = [
+        "rollout.agent.admin_api_key=${ADMIN_KEY}",
+        f"agent.gateway_config={tmp_path / 'router.yaml'}",
+        "rollout.agent.internal_token=${NAMED_KEY}",
+        "rollout.agent.process.environment=[NAMED_KEY]",
+    ]
+    config = resolve(None, overrides).config
+    folder = RunFolder(tmp_path / "run", tmp_path / "run", tmp_path / "logs")
+    shows = "def main(spec):\n    report_ready(spec, url='', environment=sorted(os.environ))\n    time.sleep(120)"
+    async with start_scheduler(config, folder) as scheduler:
+        [process] = await scheduler.start(job("worker-0", shows))
+        environment = (await process.ready(60))["environment"]
+    assert {"NAMED_KEY", "THEIR_OWN_KEY", "PATH"} < set(environment)
+    assert not {"CHANNEL_KEY", "ADMIN_KEY"} & set(environment)
 
 
 async def test_leaving_the_block_stops_everything_also_on_an_exception(tmp_path: Path, job: MakeJob) -> None:

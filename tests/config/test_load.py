@@ -297,3 +297,23 @@ def test_notes_become_warnings_in_the_log(tmp_path: Path, caplog: pytest.LogCapt
 def test_anchors_that_never_end_are_a_sentence(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         load_yaml(text)
+
+
+def test_the_variables_that_secrets_were_read_from_are_known_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "KEY": " k-1 ",
+        "WORD": "password",
+        "PLACE": "database",
+        "TRIAL": "k",
+        "FOLDER": "/data/of/us",
+    }.items():
+        monkeypatch.setenv(name, value)
+    text = "trial_name: ${TRIAL}\nstore: {url: 'postgres://us:x${WORD}@${PLACE}/${TRIAL}'}\n"
+    path = tmp_path / "c.yaml"
+    path.write_text(text + "cluster: {fileroot: '${FOLDER}'}\n")
+    config = resolve(path, ["rollout.agent.admin_api_key=${KEY}"]).config
+    assert config.secret_variables == {"KEY", "WORD"}
+    assert config.model_copy(update={"seed": 2}).secret_variables == {"KEY", "WORD"}
+    assert resolve(None, ["store.url=postgresql://us@h${FOLDER}"]).config.secret_variables == set()
