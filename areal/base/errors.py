@@ -20,6 +20,7 @@ ArealError
     WeightsRefused   409  a server kept its old weights; names the arrow
     UpstreamError    ...  the channel for reward and judge models failed a call; its own status, else 502 or 504
   UpstreamLimit    429  a limit of a route to the channel; 503 while its model is taken for dead
+    UpstreamBudget       its tokens are spent for good
   Unavailable      503  draining, or the store cannot write
   StoreError       503  the store refused (wrong schema, damaged)
     StoreUnready         it cannot write now, but may soon (disk full, locked, server gone)
@@ -232,6 +233,12 @@ class UpstreamLimit(ArealError):
         super().__init__(message)
         self.status, self.should_retry = status, should_retry
         self.retry_after_s = max(1, min(30, math.ceil(retry_after_s)))
+
+
+class UpstreamBudget(UpstreamLimit):
+    """The tokens that a route may use are spent; only another configuration opens it again."""
+
+    code = "upstream_budget"
 
 
 class Unavailable(ArealError):

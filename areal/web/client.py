@@ -13,8 +13,10 @@ UnexpectedAnswer, which keeps the status and the decoded body. No retries here: 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
 import aiohttp
@@ -29,12 +31,20 @@ _SNIPPET = 300  # characters of a foreign body that may stand in a message
 
 
 class UnexpectedAnswer(BackendError):
-    """The other side answered with a status that is not 2xx. answered: that status; body: decoded JSON, or text."""
+    """The other side answered with a status that is not 2xx. answered: that status; body: decoded JSON, or text;
+    wait_s: its Retry-After."""
 
-    def __init__(self, url: str, answered: int, body: Any) -> None:
+    def __init__(self, url: str, answered: int, body: Any, *, wait_s: float | None = None) -> None:
         super().__init__(f"{url} answered {answered}: {reason_of(body)}")
-        self.answered = answered
-        self.body = body
+        self.answered, self.body, self.wait_s = answered, body, wait_s
+
+    @property
+    def error_code(self) -> str | None:
+        """OpenAI's error.code, where the body has one."""
+        match self.body:
+            case {"error": {"code": str(code)}}:
+                return code
+        return None
 
 
 def open_session(*, bearer: str | None = None, trust_env: bool = False, connections: int = 0) -> aiohttp.ClientSession:
@@ -118,7 +128,8 @@ class JsonClient:
         try:
             async with self._session.request(method, url, data=data, headers=headers, timeout=timeout) as response:
                 if not 200 <= response.status < 300:
-                    raise UnexpectedAnswer(url, response.status, decode_body(await response.read()))
+                    body = decode_body(await response.read())
+                    raise UnexpectedAnswer(url, response.status, body, wait_s=retry_after(response.headers))
                 yield response
         except TimeoutError as error:
             raise BackendTimeout(f"{url} did not answer in time; check that it is not overloaded or stopped") from error
@@ -139,6 +150,19 @@ def decode_body(data: bytes) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         return data.decode("utf-8", "replace")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of a Retry-After in either of its forms; None where there is none that can be read."""
+    text = headers.get("Retry-After", "").strip()
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass  # then it is a date, if anything
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
 
 
 def reason_of(body: Any) -> str:

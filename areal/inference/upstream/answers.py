@@ -11,9 +11,7 @@ finish_reason is `error` is no answer: 502, never an empty text that somebody wo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import orjson
@@ -21,7 +19,7 @@ import orjson
 from areal.base.errors import UpstreamError
 from areal.base.redact import hint
 from areal.inference.upstream.routes import Route
-from areal.web.client import decode_body, reason_of
+from areal.web.client import decode_body, reason_of, retry_after
 
 Json = dict[str, Any]
 
@@ -101,19 +99,6 @@ def failure(route: Route, status: int, reason: str, *, wait_s: float | None = No
         text = f"the channel failed a call for {role} ({said}); retry later, or look at its own status page"
     shown = status if 400 <= status < 600 else 502
     return UpstreamError(text, status=shown, again=status == 429 or status >= 500, wait_s=wait_s)
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After in either of its forms; None where there is none that can be read."""
-    text = headers.get("Retry-After", "").strip()
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        pass  # then it is a date, if anything
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return None
 
 
 def _raise_error_in(route: Route, said: Json, headers: Mapping[str, str]) -> None:

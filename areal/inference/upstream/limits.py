@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from areal.base.errors import UpstreamError, UpstreamLimit
+from areal.base.errors import UpstreamBudget, UpstreamError, UpstreamLimit
 from areal.config.upstream import ApiGatewayConfig, ModelRoute
 
 _MINUTE_S = 60.0
@@ -83,9 +83,9 @@ class RouteLimits:
     def _check_budget(self) -> None:
         config, now = self._config, self._now()
         if config.budget_tokens is not None and self._tokens >= config.budget_tokens:
-            raise UpstreamLimit(
+            raise UpstreamBudget(
                 f"{self._role} has used {self._tokens} tokens of its {config.budget_tokens}; raise model_routing.{self._role}.budget_tokens and "
-                "start the gateway anew",
+                "start the gateway anew (a run's own gateway: the run)",
                 retry_after_s=30,
                 should_retry=False,
             )

@@ -3,8 +3,8 @@
     source = ModelSource(client, "judge_model", "qwen3-32b", asking, reading, relative=False, timeout_s=300, cache_size=10_000)
     [rewards] = await source.rewards([case])
 
-One layer of retry: the channel's own, behind the gateway. A failure that comes through is Away (429, 5xx, no answer in time), or Hopeless where
-the request itself was refused (too long). The same prompt has the same score: the newest cache_size prompts are remembered in
+One layer of retry: the channel's own, behind the gateway. A failure that comes through is Away (429, 5xx, no answer in time), Hopeless where
+the request itself was refused (too long), or Limited, Spent where the gateway's own bounds refused it before it was sent. The same prompt has the same score: the newest cache_size prompts are remembered in
 memory, failures are not, and two calls with one prompt are one. Not kept over a restart: scores are in the store, prompts that wait are
 asked anew.
 """
@@ -18,14 +18,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from areal.base.errors import BackendError, BackendTimeout
+from areal.base.errors import BackendError, BackendTimeout, UpstreamBudget, UpstreamLimit
 from areal.rollout.rewards.case import Case
 from areal.rollout.rewards.parsers import Reading
 from areal.rollout.rewards.prompts import Asking
-from areal.rollout.rewards.source import Away, Hopeless, Rewards, Unreadable
-from areal.web.client import JsonClient, UnexpectedAnswer
+from areal.rollout.rewards.source import Away, Hopeless, Limited, Rewards, Spent, Unreadable
+from areal.web.client import JsonClient, UnexpectedAnswer, reason_of
 
 PATH = "/v1/chat/completions"
+LONGEST_WAIT_S = 60.0  # that a limit of the gateway is granted before it is asked again
 PROBE_S = 30.0  # longest wait for the answer to a question that asks for a word
 REFUSED = (400, 413, 422)  # what is wrong with the request itself
 WRONG = {
@@ -96,12 +97,14 @@ class ModelSource:
             return scores
 
     async def _post(self, body: dict[str, Any], timeout_s: float) -> Any:
-        """The decoded answer. Raises Away, or Hopeless where this request was refused."""
+        """The decoded answer. Raises Away, Limited, or Hopeless where this request was refused."""
         try:
             return await self._client.post(PATH, body, timeout_s=timeout_s)
         except UnexpectedAnswer as error:
             if error.answered in REFUSED:
                 raise Hopeless(f"it was refused: {error}") from error
+            if error.answered == UpstreamLimit.status:
+                self._raise_limit(error)
             wrong = WRONG.get(error.answered)
             raise Away(str(error), wrong or LOOK, wrong=wrong is not None) from error
         except BackendTimeout as error:
@@ -110,6 +113,13 @@ class ModelSource:
             ) from error
         except BackendError as error:
             raise Away(str(error), LOOK) from error
+
+    def _raise_limit(self, error: UnexpectedAnswer) -> None:
+        """A 429 of the gateway itself. The channel's own has been tried again there, and counts as away."""
+        if error.error_code == UpstreamBudget.code:
+            raise Spent(reason_of(error.body)) from error
+        if error.error_code == UpstreamLimit.code:
+            raise Limited(reason_of(error.body), min(error.wait_s or 1.0, LONGEST_WAIT_S)) from error
 
 
 def _text(answer: Any) -> str:

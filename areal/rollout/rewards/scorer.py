@@ -24,7 +24,7 @@ from areal.base.logs import warn
 from areal.config.run import RunConfig
 from areal.rollout.rewards.case import Case, case_of
 from areal.rollout.rewards.health import Health, sessions
-from areal.rollout.rewards.source import Away, Hopeless, Rewards, Source, Unreadable
+from areal.rollout.rewards.source import Away, Hopeless, Limited, Rewards, Source, Unreadable
 from areal.rollout.rewards.tasks import KnownTasks
 from areal.rollout.staleness import StalenessGate
 from areal.store.base import Store, Unrewarded
@@ -180,28 +180,26 @@ class Scorer:
         """None where no reward is to be had."""
         tried = 0
         while True:
-            await self._health.open()
             async with self._slots:
+                await self._health.open()  # in here, so that those that wait do not ask all at once when it is over
                 started = time.monotonic()
                 try:
                     rewards = await self._source.rewards(cases)
                     self._health.answered(started)
                     return rewards
-                except Away as error:
-                    away: Away | None = error
-                    reason = str(error)
-                except Hopeless as error:
-                    self._health.answered(started)
-                    self._failed[str(error)] += len(cases)
-                    return None
-                except Unreadable as error:
-                    self._health.answered(started)
-                    away, reason = None, str(error)
-            if away is not None and not await self._health.away(away, cases[0], started):
+                except (Away, Limited, Hopeless, Unreadable) as error:
+                    failed = error
+            if isinstance(failed, Limited):
+                self._health.limited(failed)
                 continue
+            if isinstance(failed, Away):
+                if not await self._health.away(failed, cases[0], started):
+                    continue
+            else:
+                self._health.answered(started)
             tried += 1
-            if tried >= self._terms.attempts:
-                self._failed[reason] += len(cases)
+            if isinstance(failed, Hopeless) or tried >= self._terms.attempts:
+                self._failed[str(failed)] += len(cases)
                 return None
 
     def _tell(self) -> None:
