@@ -110,12 +110,16 @@ async def test_those_that_wait_do_not_all_find_out_by_asking(scoring: Any, playe
         raise Limited("its minute is spent", 3600.0)
 
     source = Scripted(answer)
+    source.gate.clear()
     for number in range(12):
         await waits(played, f"t{number}")
     async with scoring(source, concurrency=4) as rig:
-        await until(lambda: asyncio.sleep(0, len(rig.scorer._running) == 12 and bool(source.calls)))
-        await asyncio.sleep(0.2)  # in which the others would ask
-        assert len(source.calls) <= 4
+        await until(lambda: asyncio.sleep(0, len(rig.scorer._running) == 12 and source.at_once == 4))
+        await asyncio.sleep(0.3)  # the others stand in line
+        source.gate.set()
+        await until(lambda: asyncio.sleep(0, source.at_once == 0))
+        await asyncio.sleep(0.2)  # in which they would ask
+        assert len(source.calls) == 4
 
 
 async def test_a_budget_that_is_spent_is_the_fault_of_no_session() -> None:
