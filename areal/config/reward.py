@@ -45,7 +45,8 @@ class RewardConfig(Section):
     offset: float = 0.0
     """See `scale`."""
     relative: bool = False
-    """Models only: all answers of a group stand in one prompt and are scored against each other; needs gconfig.n_samples of 2 or more."""
+    """Models only: all answers of a group stand in one prompt and are scored against each other; needs gconfig.n_samples of 2 or more.
+    A held-out task has one answer, which is asked about by itself."""
     concurrency: int = Field(8, ge=1)
     """Calls of the source at once; for a function, its processes. The channel's own limit per route stands beside it."""
     timeout_seconds: float | None = Field(None, gt=0)

@@ -84,6 +84,11 @@ def _of_a_model(config: RunConfig, given: Collection[str]) -> list[str]:
         found.append(
             f"rollout.reward.parser={parser}: scores of several answers are read as json; take parser or relative out"
         )
+    if reward.relative and config.evaluator.path and (reward.prompt is not None or reward.prompt_path is not None):
+        found.append(
+            "rollout.reward.relative=true: a held-out task has one answer, and your prompt compares several; say what is good in "
+            "rollout.reward.rubric in place of the prompt, or set evaluator.path=null"
+        )
     return found + _prompt_problems(reward)
 
 

@@ -17,16 +17,23 @@ CHANNEL: dict[str, Any] = {
 }
 
 
-def config(source: str, *, n_samples: int = 1, channel: dict[str, Any] = CHANNEL, **reward: Any) -> RunConfig:
-    rollout = {"agent": {"reward_source": source}, "reward": reward}
-    return RunConfig.model_validate({"rollout": rollout, "gconfig": {"n_samples": n_samples}, **channel})
+def config(
+    source: str, *, n_samples: int = 1, held_out: str | None = None, channel: dict[str, Any] = CHANNEL, **reward: Any
+) -> RunConfig:
+    run = {
+        "rollout": {"agent": {"reward_source": source}, "reward": reward},
+        "gconfig": {"n_samples": n_samples},
+        "evaluator": {"path": held_out},
+    }
+    return RunConfig.model_validate(run | channel)
 
 
 def test_what_is_whole_has_no_problem() -> None:
     for source in ("client", "reward_model", "judge_model"):
         assert reward_problems(config(source)) == []
     assert reward_problems(config("function", path="m:f", channel={})) == []
-    assert reward_problems(config("judge_model", n_samples=2, relative=True, rubric="short")) == []
+    assert reward_problems(config("judge_model", n_samples=2, relative=True, rubric="short", held_out="t.jsonl")) == []
+    assert reward_problems(config("judge_model", n_samples=2, relative=True, prompt="{answers}")) == []
     assert [parser_of(config(one)) for one in ("reward_model", "judge_model")] == ["number", "verdict"]
 
 
@@ -54,6 +61,7 @@ def test_every_key_is_refused_where_clients_reward(key: str) -> None:
         ("function", {}, "name it in rollout.reward.path, as module:attribute"),
         ("judge_model", {"relative": True}, "gconfig.n_samples=1 makes groups of one"),
         ("judge_model", {"relative": True, "n_samples": 2, "parser": "number"}, "several answers is read as json".replace("is", "are")),
+        ("judge_model", {"relative": True, "n_samples": 2, "prompt": "{answers}", "held_out": "t.jsonl"}, "a held-out task has one answer"),
         ("judge_model", {"parser": "number", "good": ["ja"]}, "rollout.reward.good is read by nobody: its answers are read as number"),
         ("reward_model", {"bounds": [1, 0]}, "must be [lowest, highest]"),
         ("reward_model", {"bounds": [1]}, "must be [lowest, highest]"),

@@ -1,6 +1,6 @@
 """A reward or judge model of the upstream channel, asked through the gateway so that its lines stand in gateway.log (settled 25).
 
-    source = ModelSource(client, "judge_model", "qwen3-32b", asking, reading, relative=False, timeout_s=300, cache_size=10_000)
+    source = ModelSource(client, "judge_model", "qwen3-32b", asking, reading, timeout_s=300, cache_size=10_000)
     [rewards] = await source.rewards([case])
 
 One layer of retry: the channel's own, behind the gateway. A failure that comes through is Away (429, 5xx, no answer in time), Hopeless where
@@ -50,20 +50,19 @@ class ModelSource:
         asking: Asking,
         reading: Reading,
         *,
-        relative: bool,
         timeout_s: float,
         cache_size: int,
     ) -> None:
         self.name = f"{role} ({model_id})"
         self._client, self._role = client, role
-        self._asking, self._reading, self._relative = asking, reading, relative
+        self._asking, self._reading = asking, reading
         self._timeout_s = timeout_s
         self._known: OrderedDict[bytes, list[float]] = OrderedDict()
         self._most_known = cache_size
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def rewards(self, cases: Sequence[Case]) -> list[Rewards]:
-        if not self._relative:
+        if len(cases) == 1 and self._asking.alone is not None:  # an evaluation, or the only answer of a group
             [case] = cases
             [reward] = await self._scores(self._asking.one(case), lambda text: [self._reading.one(text)])
             return [{None: reward}]

@@ -81,7 +81,6 @@ async def _source(stack: AsyncExitStack, config: RunConfig, gateway_url: str, ch
             getattr(config.model_routing, role).model_id,
             Asking.of(config),
             reading,
-            relative=reward.relative,
             timeout_s=timeout_of(config),
             cache_size=reward.cache_size,
         )

@@ -41,10 +41,11 @@ _DENIED = re.compile(r"(?:\bnot|n['’]t|\bnever|\bneither|\bnor)\s+(?:\w+\s+){0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a run's source is understood. bounds None: any number."""
+    """How a run's source is understood. field: of an answer about one session; fields: about several. bounds None: any number."""
 
     parser: Parser = "number"
     field: str = "score"
+    fields: str = "scores"
     good: tuple[str, ...] = ("correct",)
     bad: tuple[str, ...] = ("incorrect",)
     bounds: tuple[float, float] | None = (0.0, 1.0)
@@ -57,9 +58,10 @@ class Reading:
         reward = config.rollout.reward
         by_function = config.rollout.agent.reward_source == "function"
         bounds = (reward.bounds[0], reward.bounds[1]) if reward.bounds else None if by_function else (0.0, 1.0)
-        field = reward.field or ("scores" if reward.relative else "score")
+        field = "score" if reward.field is None or reward.relative else reward.field
+        fields = reward.field or "scores"
         words = (tuple(reward.good), tuple(reward.bad))
-        return cls(parser_of(config), field, *words, bounds, reward.clip, reward.scale, reward.offset)
+        return cls(parser_of(config), field, fields, *words, bounds, reward.clip, reward.scale, reward.offset)
 
     def one(self, text: str) -> float:
         """The reward that an answer about one session gives."""
@@ -72,9 +74,9 @@ class Reading:
 
     def several(self, text: str, count: int) -> list[float]:
         """The rewards that an answer about `count` sessions gives, in their order."""
-        scores = _field(cleaned(text), self.field)
+        scores = _field(cleaned(text), self.fields)
         if not isinstance(scores, list) or len(scores) != count:
-            raise Unreadable(f"{self.field!r} must be a list of {count} numbers, not {_shown(scores)}")
+            raise Unreadable(f"{self.fields!r} must be a list of {count} numbers, not {_shown(scores)}")
         return [self.reward(self._value(score)) for score in scores]
 
     def reward(self, value: float) -> float:

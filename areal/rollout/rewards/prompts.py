@@ -69,9 +69,11 @@ number for each answer in the order in which they stand, from {low} (worst) to {
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The prompt of a run. low, high: the bounds as they stand in it."""
+    """The prompts of a run. alone: about one session; None where the user's own prompt compares. together: about several, None
+    where nothing is compared. low, high: the bounds as they stand in them."""
 
-    template: Template
+    alone: Template | None
+    together: Template | None
     rubric: str
     low: float
     high: float
@@ -81,21 +83,23 @@ class Asking:
         """Raises ConfigError for a prompt that cannot be read."""
         reward = config.rollout.reward
         own = prompt_of(reward)
-        if own is None and reward.relative:
-            own = Template(_COMPARED, (*RELATIVE_SLOTS, "mark"))
-        elif own is None:
-            words = _words(reward.good, reward.bad)
-            own = Template(
-                (_ONE + _ASKED[parser_of(config)]).replace("`Verdict: correct` or `Verdict: incorrect`", words),
-                (*SLOTS, "mark"),
+        alone = together = own
+        if own is None:
+            asked = (_ONE + _ASKED[parser_of(config)]).replace(
+                "`Verdict: correct` or `Verdict: incorrect`", _words(reward.good, reward.bad)
             )
+            alone = Template(asked, (*SLOTS, "mark"))
+            together = Template(_COMPARED, (*RELATIVE_SLOTS, "mark"))
+        elif reward.relative:
+            alone = None
         low, high = reward.bounds or (0.0, 1.0)
-        return cls(own, reward.rubric or RUBRIC, low, high)
+        return cls(alone, together if reward.relative else None, reward.rubric or RUBRIC, low, high)
 
     def one(self, case: Case) -> str:
         """Raises Hopeless where the task has not what the prompt shows of it."""
+        assert self.alone is not None
         mark = _mark([case])
-        return self.template.fill(lambda slot: mark if slot == "mark" else self._value(slot, case))
+        return self.alone.fill(lambda slot: mark if slot == "mark" else self._value(slot, case))
 
     def compared(self, cases: Sequence[Case]) -> tuple[str, list[int]]:
         """The prompt, and which of `cases` each of its answers is: in an order that says nothing of who was first."""
@@ -106,7 +110,8 @@ class Asking:
             for place, number in enumerate(order, 1)
         )
         more = {"answers": shown, "count": str(len(cases)), "mark": mark}
-        return self.template.fill(lambda slot: more[slot] if slot in more else self._value(slot, cases[0])), order
+        assert self.together is not None
+        return self.together.fill(lambda slot: more[slot] if slot in more else self._value(slot, cases[0])), order
 
     def _value(self, slot: str, case: Case) -> str:
         if slot.startswith("task."):

@@ -39,9 +39,7 @@ async def judged_through_a_gateway(**route: Any) -> AsyncIterator[tuple[ModelSou
             JsonClient(url, bearer=GUEST) as client,
         ):
             asking, reading = Asking.of(run), Reading.of(run)
-            source = ModelSource(
-                client, "judge_model", "m", asking, reading, relative=False, timeout_s=30.0, cache_size=0
-            )
+            source = ModelSource(client, "judge_model", "m", asking, reading, timeout_s=30.0, cache_size=0)
             yield source, upstream
 
 

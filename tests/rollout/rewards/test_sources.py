@@ -139,7 +139,7 @@ async def asked(
     async with JsonClient(url or channel.url, bearer="token") as client:
         yield ModelSource(
             client, role, "m", Asking.of(run), Reading.of(run),
-            relative=run.rollout.reward.relative, timeout_s=timeout_s, cache_size=run.rollout.reward.cache_size,
+            timeout_s=timeout_s, cache_size=run.rollout.reward.cache_size,
         )  # fmt: skip
 
 
@@ -184,6 +184,23 @@ async def test_scores_of_a_group_find_their_sessions(channel: StubChannel) -> No
     channel.default = judged
     async with asked(channel, config(relative=True)) as source:
         assert await source.rewards(cases) == [{None: 0.0}, {None: 0.5}, {None: 1.0}]
+
+
+async def test_one_answer_alone_is_not_compared(channel: StubChannel) -> None:
+    """A held-out task has one, and a group may have one left."""
+    channel.default = chat('{"score": 0.25}')
+    run = config(relative=True, rubric="a right sum", field="ratings")
+    async with asked(channel, run) as source:
+        assert await source.rewards([case("4")]) == [{None: 0.25}]
+    prompt = without_marks(channel.calls[0].json["messages"][0]["content"])
+    assert "<answer>\n4\n</answer>" in prompt
+    assert prompt.endswith('Reply with JSON alone: {"score": N}, N from 0 (worst) to 1 (best).')
+    assert "What makes an answer good: a right sum" in prompt
+    assert "ompare" not in prompt
+    channel.default = chat('{"scores": [0.5]}')
+    async with asked(channel, config(relative=True, prompt="{count}: {answers}")) as source:
+        assert await source.rewards([case("4")]) == [{None: 0.5}], "a prompt of one's own has one form"
+    assert channel.calls[1].json["messages"][0]["content"].startswith("1: <answer-")
 
 
 @pytest.mark.parametrize(
