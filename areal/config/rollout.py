@@ -38,7 +38,8 @@ class AgentConfig(Section):
     """The model that agents which the service starts ask for; any name is the policy's."""
     max_turns: int = Field(32, ge=1)
     """Most model calls of one session that opened by itself, under the internal token; the last one ends it. Drivers of frameworks that
-    have such a limit (langchain, claude_code) and the placeholder {max_turns} pass it on."""
+    have such a limit (langchain, claude_code) and the placeholder {max_turns} pass it on; to openclaw, which has none, later calls are
+    refused (403)."""
     framework: Framework | None = None
     """Which agent it is; implies online mode. With tasks (train_dataset.path) the service starts it for each try, as its driver knows how;
     without, it is waited for. All of them use the same gateway."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from areal.base.errors import ArealError, Conflict, InvalidKey, NoCapacity, Unavailable
+from areal.base.errors import ArealError, Conflict, Forbidden, InvalidKey, NoCapacity, Unavailable
 from areal.base.types import Ending, Purpose, Session, SessionRequest
 from areal.config.rollout import AgentConfig
 from areal.proxy.conversation import Conversation
@@ -73,13 +73,15 @@ class SessionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """A checked start_session body. api_key: refresh this key instead of minting one."""
+    """A checked start_session body. api_key: refresh this key instead of minting one. max_calls: recorded model calls after which this
+    worker refuses further ones, for agents that it starts itself and that have no such limit."""
 
     task_id: str
     api_key: str | None = None
     purpose: Purpose = "train"
     tags: Mapping[str, str] = field(default_factory=dict)
     request_id: str | None = None
+    max_calls: int | None = None
 
 
 class Sessions:
@@ -103,6 +105,7 @@ class Sessions:
         self._on_end = on_end  # for example router.forget
         self._live: dict[str, LiveSession] = {}  # by key hash
         self._refreshing: set[str] = set()  # key hashes
+        self._max_calls: dict[str, int] = {}  # by key hash, of those that have such a limit
         # One at a time per key: load, refresh, end. Model calls that come meanwhile wait here and see what became of it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._draining = False
@@ -130,12 +133,20 @@ class Sessions:
         session = await self._store.sessions.begin(self._row_request(key, request))
         if session.worker != key.worker:  # another worker answered this request id first
             key = self._keys.check(self._keys.mint(session.worker, request.request_id))
+        if request.max_calls is not None:
+            self._max_calls[key.hash] = request.max_calls
         return session, key.text
 
     @asynccontextmanager
     async def calling(self, key: SessionKey, task: asyncio.Task[Any]) -> AsyncIterator[LiveSession]:
-        """The session that this task's model call belongs to, from here to the end of the block."""
-        live = await self.of(key)  # no await between this and the next line: nothing can end it in between
+        """The session that this task's model call belongs to, from here to the end of the block. Raises InvalidKey as `of`, Forbidden where
+        it has had all its calls."""
+        live = await self.of(key)  # no await between this and `calling`: nothing can end it in between
+        most = self._max_calls.get(key.hash)
+        if most is not None and live.conversation.calls >= most:
+            raise Forbidden(
+                f"session {live.id} has had its {most} model calls (rollout.agent.max_turns); end the task with what there is"
+            )
         with live.calling(task):
             yield live
 
@@ -294,6 +305,7 @@ class Sessions:
 
     def _forget(self, row: Session) -> None:
         """A session that has ended, whether it is held here or was let go of."""
+        self._max_calls.pop(row.key_hash, None)
         live = self._live.get(row.key_hash)
         if live is not None and live.id == row.id:
             live.closing = True

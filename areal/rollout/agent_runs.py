@@ -121,7 +121,12 @@ class AgentRuns:
 
     async def _run(self, agent: Agent, request: RunRequest) -> dict[str, Any]:
         session, key = await self._sessions.start(
-            StartRequest(task_id=request.task_id, purpose=request.purpose, request_id=request.request_id)
+            StartRequest(
+                task_id=request.task_id,
+                purpose=request.purpose,
+                request_id=request.request_id,
+                max_calls=agent.max_calls if isinstance(agent, ProgramAgent) else None,
+            )
         )
         opened = SessionKey(key, session.worker)
         ending: Ending = "reward_failed"

@@ -91,7 +91,11 @@ class Try:
 
 
 class Driver(Protocol):
-    """How a framework that is a program is started. command: its own, where rollout.agent.command names none."""
+    """How a framework that is a program is started. command: its own, where rollout.agent.command names none. counts_turns: whether it can
+    be told max_turns; of one that cannot, the proxy refuses later calls."""
+
+    @property
+    def counts_turns(self) -> bool: ...
 
     @property
     def command(self) -> Sequence[str]: ...
@@ -108,6 +112,7 @@ class ProgramAgent:
         self._settings = settings
         self._words = words
         self._driver = driver
+        self.max_calls = None if driver is None or driver.counts_turns else settings.max_turns
 
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> Reward:
         """Raises CallFailed where it was late or failed, BadRequest for a task or a reward that is none."""

@@ -95,3 +95,20 @@ def test_openclaw_with_the_file_of_this_repository(tmp_path: Path, installed: In
         [(summary, recorded)] = service.sessions()
         assert len(recorded) == 1
         assert summary.session.task_id.startswith("conversation-")
+
+
+def test_openclaw_as_a_run_starts_it_ends_with_max_turns(tmp_path: Path, installed: Installed) -> None:
+    """It would call the tool for ever; the refused call ends it at once, and the task's check rewards what there is."""
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "List the files.", "check": ["true"]}\n')
+    overrides = (
+        "agent.framework=openclaw",
+        f"train_dataset.path={tmp_path / 'tasks.jsonl'}",
+        "train_dataset.batch_size=1",
+    )
+    bounds = ("rollout.agent.max_turns=3", "rollout.native.max_context=32768", "rollout.max_concurrent_rollouts=1")
+    programs = [os.fspath(installed(agents) / "node_modules" / ".bin") for agents in (OPENCLAW, NODE_24)]
+    path = os.pathsep.join([*programs, os.environ["PATH"]])
+    script = [{"pieces": [calls("exec", command="ls"), "<|im_end|>"]}]
+    with run(tmp_path, "openclaw/config.yaml", *overrides, *bounds, script=script, PATH=path) as service:
+        claude.wait_for(service, "tasks-1", 1)
+        claude.check(service, "tasks-1", reward=1.0, turns=3, tries=1)

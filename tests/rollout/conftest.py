@@ -16,6 +16,9 @@ from areal.rollout.queue import GroupQueue
 from areal.rollout.staleness import StalenessGate
 from areal.store import open_store, store_url
 from areal.store.base import Store
+from tests.proxy.service import make_service
+
+__all__ = ["make_service"]
 
 
 @dataclass

@@ -192,6 +192,35 @@ async def test_a_program_without_an_answer_has_failed_and_may_reward_itself_only
         assert (await store.sessions.get("b")).ending == "reward_failed"
 
 
+@pytest.mark.parametrize(("driver", "answered"), [(OpenClaw(), 3), (ClaudeCode(), 5), (None, 5)])
+async def test_a_framework_that_cannot_be_told_max_turns_is_held_to_them(
+    make_service: Any, driver: Any, answered: int
+) -> None:
+    code = """
+import json, os, urllib.error, urllib.request
+def status():
+    body = json.dumps({"messages": [{"role": "user", "content": "hm"}]}).encode()
+    url, key = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, body, {"Authorization": "Bearer " + key})).status
+    except urllib.error.HTTPError as error:
+        print(error.read().decode())
+        return error.code
+statuses = [status() for _ in range(5)]
+assert set(statuses) <= {200, 403}
+print(json.dumps({"reward": statuses.count(200)}))
+"""
+    service = await make_service()
+    config = resolve(None, ["rollout.agent.mode=online", "rollout.agent.reward_key=admin"]).config
+    sessions = service.proxy.sessions
+    async with AgentRuns(config, sessions, base_url=service.url, run_token="t") as runs:
+        runs._agents["train"] = ProgramAgent(SETTINGS, python(code), driver)
+        for name in ("a", "b"):
+            assert await runs.run(RunRequest(name, {})) == {"session_id": name, "reward": answered, "error": ""}
+            assert len(await service.store.sessions.interactions(name)) == answered
+    assert not sessions._max_calls, "nothing stays behind"
+
+
 class SetsItsOwnReward:
     """Through the store, as set_reward does it."""
 

@@ -13,6 +13,8 @@ from areal.rollout.programs import Try
 class ClaudeCode:
     """A Driver."""
 
+    counts_turns = True
+
     command = (
         *("claude", "--bare", "-p", "{prompt}", "--model", "{model}", "--max-turns", "{max_turns}"),
         *("--output-format", "json", "--allowedTools", "Bash,Edit,Read"),

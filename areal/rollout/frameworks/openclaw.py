@@ -1,7 +1,8 @@
 """OpenClaw as it is installed: `openclaw agent exec PROMPT` in the task's folder, configured once, in a file, with the session's key.
 
 The file lies in a home of its own for each try. Of its three protocols the Responses one leaves a conversation's beginning as it was,
-so its turns go on from their own tokens (docs/clients.md). Used by frameworks/__init__.py.
+so its turns go on from their own tokens (docs/clients.md). It has no limit of turns, so the proxy holds it to max_turns. Used by
+frameworks/__init__.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from areal.rollout.programs import Try
 
 class OpenClaw:
     """A Driver."""
+
+    counts_turns = False
 
     command = (
         *("openclaw", "agent", "exec", "{prompt}", "--config", "{home}/openclaw.json", "--cwd", "{folder}"),
