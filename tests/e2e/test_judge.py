@@ -1,4 +1,5 @@
-"""A run whose sessions a judge rewards, with a judge that is slow, answers garbage, hangs, is down, comes back; and a controller that is killed.
+"""A run whose sessions a judge rewards, with a judge that is slow, answers garbage, hangs, is down, comes back, takes 30 s for a verdict; and a
+controller that is killed.
 
 One run, one life after the other; each test is a part of its story, in order.
 """
@@ -12,9 +13,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,14 +32,23 @@ from tests.faults.target import wait_for
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]  # the bound is for a run that hangs
 T = TypeVar("T")
+SHORT_LIMITS = {
+    "rollout.reward.timeout_seconds": 3,
+    "rollout.reward.attempts": 2,
+    "rollout.reward.down_after_seconds": 1,
+    "api_gateway.breaker_seconds": 1,
+}
+LATE_S = 30.0
 
 
 class Judge:
-    """What the channel does now: `good`, `slow`, `mixed` (garbage for sums of 1, no answer for sums of 0), `hangs`, `down`."""
+    """What the channel does now: `good`, `slow`, `mixed` (garbage for sums of 1, no answer for sums of 0), `hangs`, `down`, `late` (the
+    next verdict alone hangs)."""
 
     def __init__(self) -> None:
         self.mode = "good"
         self.released = threading.Event()
+        self.late_since = 0.0  # time.monotonic
 
     def __call__(self, call: Call) -> Reply:
         asked = call.json["messages"][0]["content"]
@@ -48,6 +59,9 @@ class Judge:
         verdict = chat(f"Well.\n**Verdict:** {'correct' if call.number % 2 else 'incorrect'}")
         if self.mode == "slow":
             return Reply(body=verdict.body, delay_s=0.5)
+        if self.mode == "late":
+            self.mode, self.late_since = "good", time.monotonic()
+            return Reply(body=verdict.body, gate=self.released)
         if self.mode == "hangs" or (self.mode == "mixed" and '"x":0' in asked):
             return Reply(body=verdict.body, gate=self.released)
         return chat("I could not say: 1, or 0?") if self.mode == "mixed" and '"x":1' in asked else verdict
@@ -61,7 +75,7 @@ class Story:
         self.controller: subprocess.Popen[bytes] | None = None
         self.seen = 0  # lines of train.log that former lives have left
 
-    def start(self) -> None:
+    def start(self, limits: Mapping[str, Any] = SHORT_LIMITS) -> None:
         settings = {
             "total_train_steps": 100000,
             "cluster.fileroot": self.folder,
@@ -71,18 +85,14 @@ class Story:
             "rollout.max_concurrent_rollouts": 8,
             "rollout.agent.gateway_port": 0,
             "rollout.agent.reward_source": "judge_model",
-            "rollout.reward.timeout_seconds": 3,
-            "rollout.reward.attempts": 2,
-            "rollout.reward.down_after_seconds": 1,
             "rollout.reward.cache_size": 0,
             "model_routing.judge_model.model_id": "judge-1",
             "api_gateway.base_url": self.channel.url,
             "api_gateway.api_key": "sk-test",
             "api_gateway.max_retries": 0,
-            "api_gateway.breaker_seconds": 1,
             "recover.freq_steps": 2,
             "evaluator.path": "null",
-        }
+        } | dict(limits)
         self.seen = len(self.log())
         words = [sys.executable, "-m", "areal.train", "--config", "configs/tiny.yaml", "--output-dir", str(self.run)]
         with (self.folder / "out").open("ab") as out:
@@ -217,11 +227,31 @@ def test_a_killed_controller_loses_no_session_that_waited(story: Story) -> None:
     assert len(waited) >= 4
     story.judge.mode = "good"
     story.judge.released.set()
-    story.start()
+    story.start(limits={})
     story.until(lambda: not waited & story.waiting(), "the rewards of what waited")
     fates = [story.look(lambda store, name=name: store.reading.session(name)) for name in sorted(waited)]
     assert all(one.reward in (0.0, 1.0) and not one.drop_reason for one in fates), fates
     story.until_steps(3)
+
+
+def test_a_verdict_that_takes_30_s_is_waited_for_while_the_others_train(story: Story) -> None:
+    """Under the limits that every run has."""
+    story.judge.released.clear()
+    failed = story.failed()
+    story.judge.mode = "late"
+    story.until(lambda: story.judge.late_since, "the question that is answered late")
+    waited = story.waiting()
+    story.until_steps(3)
+    story.until(lambda: len(waited & story.waiting()) == 1, "the verdicts about the others")
+    [late] = waited & story.waiting()
+    time.sleep(max(0.0, LATE_S - (time.monotonic() - story.judge.late_since)))
+    assert late in story.waiting(), "three steps were made without it"
+    story.judge.released.set()
+    story.until(lambda: late not in story.waiting(), "the verdict")
+    fate = story.look(lambda store: store.reading.session(late))
+    assert fate is not None
+    assert (fate.reward in (0.0, 1.0), fate.drop_reason in ("", "stale")) == (True, True), fate
+    assert (story.failed(), story.said("gives no rewards since")) == (failed, [])
 
 
 def test_a_run_that_ends_does_not_wait_for_its_judge(story: Story) -> None:
