@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from areal.store.base import Store
-from areal.store.sql.database import Database
+from areal.store.sql.database import Database, Many
 from areal.store.sql.engine import Connection
 from areal.store.sql.reading import SqlReading
 from areal.store.sql.sessions import SqlSessions
@@ -56,7 +56,9 @@ class _Jump(selectors.SelectSelector):
 class InlineDatabase(Database):
     """Each operation at once, in a transaction of its own."""
 
-    async def write(self, operation: Callable[[Connection], T], *, patience_s: float = 0.0) -> T:
+    async def write(
+        self, operation: Callable[[Connection], T], *, patience_s: float = 0.0, many: Many | None = None
+    ) -> T:
         connection = self._writer_connection
         assert connection is not None
         connection.execute("BEGIN IMMEDIATE")
