@@ -58,7 +58,7 @@ def test_the_run_starts_it_for_each_try_and_its_check_and_nobody_else_rewards(tm
 
 
 def test_without_it_nothing_starts_and_the_install_line_is_said(tmp_path: Path) -> None:
-    words = ["--config", f"examples/{CONFIG}", "--output-dir", str(tmp_path / "run"), "--dry-run"]
+    words = ["--config", f"examples/{CONFIG}", "--output-dir", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "areal.train", *words],
         cwd=ROOT,
@@ -69,6 +69,7 @@ def test_without_it_nothing_starts_and_the_install_line_is_said(tmp_path: Path) 
     )
     assert done.returncode == 2
     assert "npm install -g @anthropic-ai/claude-code" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def wait_for(service: Running, task_id: str, sessions: int) -> None:
