@@ -169,7 +169,7 @@ class DeltaSink:
     """The reading side, in the server. Any thread."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir.resolve() / "weights"
+        self._run_dir = run_dir
         self._held: tuple[Link, LocalCopy] | None = None
         self._receiving = threading.Lock()
 
@@ -205,7 +205,7 @@ class DeltaSink:
         return links
 
     def _place(self, link: Link) -> Path:
-        return self._folder / f"v{link.version}"
+        return self._run_dir.resolve() / "weights" / f"v{link.version}"  # resolved anew, see DiskSink
 
     def _taken(
         self, links: list[Link], base: Mapping[str, torch.Tensor], first: Link | None = None

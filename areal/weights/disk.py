@@ -85,12 +85,13 @@ class DiskSink:
     """The reading side, in the server."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir.resolve() / "weights"
+        self._run_dir = run_dir
 
     def receive(self, manifest: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """See weights/base.py. Reads RUN/weights/v<label>/, nothing else (T111)."""
         entries = checked_entries(manifest, "disk", _NAMES)
-        expected = self._folder / f"v{manifest['version']}"
+        # Resolved anew: what the folder's name leads to may change while the server lives, as when its file system is mounted late.
+        expected = self._run_dir.resolve() / "weights" / f"v{manifest['version']}"
         if manifest["path"] != str(expected) or expected.is_symlink():
             raise WeightsRefused(
                 "load", f"weights manifest points to {manifest['path']!r}, not to {expected}; it is not read"
