@@ -157,8 +157,10 @@ def _behind_secrets(config: RunConfig, variables: Iterable[str]) -> frozenset[st
 def _announce_secrets(settings: Settings) -> None:
     for path, setting in settings.items():
         key = _KEYS.get(path)
-        if key and key.secret and isinstance(setting.value, str) and setting.value != key.default:
-            protect(setting.value)  # the default key is no secret: warnings have to name it
+        if not (key and key.secret and isinstance(setting.value, str)) or is_null(setting.value):
+            continue
+        if setting.value != key.default:  # the default key is no secret: warnings have to name it
+            protect(setting.value)
 
 
 def _literal_secrets(settings: Settings) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from areal.base.errors import ConfigError
+from areal.base.redact import redact
 from areal.config.keys import keys_of, paths_of
 from areal.config.load import load_config, resolve
 from areal.config.problems import Problems
@@ -317,3 +318,8 @@ def test_the_variables_that_secrets_were_read_from_are_known_and_no_others(
     assert config.secret_variables == {"KEY", "WORD"}
     assert config.model_copy(update={"seed": 2}).secret_variables == {"KEY", "WORD"}
     assert resolve(None, ["store.url=postgresql://us@h${FOLDER}"]).config.secret_variables == set()
+
+
+def test_a_secret_that_is_taken_out_hides_no_word() -> None:
+    resolve(None, ["rollout.agent.internal_token=null", "rollout.agent.admin_api_key=that-is-one"])
+    assert redact("null, that-is-one") == "null, …"
