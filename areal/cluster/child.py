@@ -37,7 +37,8 @@ import uvloop
 
 from areal.base.atomic import write_atomic
 from areal.base.errors import ArealError, ConfigError
-from areal.cluster.process_tree import end, exists, kill, members
+from areal.base.processes import exists
+from areal.cluster.process_tree import end, kill, members
 
 RESERVED = ("name", "run_dir", "run_token", "ready_file", "parent_pid")
 """Keys of the spec file that the scheduler writes; everything else is the job's own."""

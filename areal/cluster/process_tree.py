@@ -80,17 +80,6 @@ def _group_lives(group: int) -> bool:
     return True
 
 
-def exists(pid: int) -> bool:
-    """Whether a process of this id exists, also one that has ended and was not reaped (a zombie), also another user's."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def kill(pids: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to each; those that have ended meanwhile are passed over."""
     for pid in pids:

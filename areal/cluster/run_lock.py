@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from areal.base.errors import ConfigError
-from areal.cluster.process_tree import exists
+from areal.base.processes import exists
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ import msgspec
 
 from areal.base.atomic import write_atomic
 from areal.base.errors import ConfigError
+from areal.base.processes import exists
 from areal.base.redact import hint
-from areal.cluster.process_tree import exists
 
 _Facts = TypeVar("_Facts", bound=msgspec.Struct)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from areal.base.processes import exists
 from areal.weights.shards import ShardWriter, read_shards
 
 _PREFIX = "areal-weights-"
@@ -76,15 +77,5 @@ def _remove_leftovers() -> None:
     """Of processes that no longer live; another user's cannot be removed, and a number that is in use again keeps its folder."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = folder.name.removeprefix(_PREFIX).split("-", 1)[0]
-        if pid.isdecimal() and not _lives(int(pid)):
+        if pid.isdecimal() and not exists(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

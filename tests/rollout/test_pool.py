@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from areal.base.errors import CallFailed, ConfigError
-from areal.cluster.process_tree import exists
+from areal.base.processes import exists
 from areal.cluster.program import clean_environment
 from areal.rollout.pool import ProcessPool
 

@@ -33,7 +33,7 @@ from areal.proxy.dialects.base import (
 )
 from areal.proxy.dialects.constraints import constrained, json_answer, openai_tool_choice
 from areal.proxy.dialects.fields import JsonObject, unsupported
-from areal.proxy.dialects.openai_messages import parse_messages, parse_tools
+from areal.proxy.dialects.openai_messages import calls_json, parse_messages, parse_tools
 from areal.proxy.dialects.sampling import (
     DISTORTING,
     read_sampling,
@@ -182,10 +182,7 @@ def _format_choice(choice: Choice, call: ModelCall) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
     if said.tool_calls:
         message["content"] = said.content or None
-        message["tool_calls"] = [
-            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
-            for one in said.tool_calls
-        ]
+        message["tool_calls"] = calls_json(said.tool_calls)
     if said.reasoning:
         message["reasoning_content"] = said.reasoning
     return {

@@ -10,6 +10,7 @@ Errors: BadRequest with the path of the field (`messages[2].content`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -147,3 +148,10 @@ def _tool(sent: JsonObject, at: str) -> Tool:
         raise BadRequest(f"{at}.function.name is empty", param=f"{at}.function.name")
     parameters = fields.as_object(function.get("parameters") or {}, f"{at}.function.parameters")
     return Tool(name, fields.text(function, "description", at=f"{at}.function."), parameters)
+
+
+def calls_json(calls: Sequence[ToolCall]) -> list[JsonObject]:
+    """Tool calls as the schema has them, the way back of parse_messages."""
+    return [
+        {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in calls
+    ]

@@ -20,6 +20,7 @@ import orjson
 from areal.base.types import Constraint, FinishReason, Message, ModelCall, ToolCall
 from areal.chat.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, call_id, fold
 from areal.proxy.dialects.base import Answer, Choice, ChoiceEnded, Done, Event, Piece, Started, TokenLogprob
+from areal.proxy.dialects.openai_messages import calls_json
 
 Json = dict[str, Any]
 _REASONS: Mapping[str, FinishReason] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
@@ -147,10 +148,7 @@ def _message(message: Message) -> Json:
     said: Json = {"role": message.role, "content": message.content}
     if message.tool_calls:
         said["content"] = message.content or None
-        said["tool_calls"] = [
-            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
-            for one in message.tool_calls
-        ]
+        said["tool_calls"] = calls_json(message.tool_calls)
     if message.tool_call_id:
         said["tool_call_id"] = message.tool_call_id
     if message.name and message.role != "tool":
