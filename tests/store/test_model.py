@@ -151,7 +151,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def finish(self, group: ModelGroup, one: ModelSession, ending: Ending) -> None:
         one.ending, one.late = ending, group.state != "running"
-        one.awaits = self.limits.scored and one.good() and not one.rewarded
+        one.awaits = self.limits.scored and not one.rewarded  # an expired one too, so `good` must see it already
+        one.awaits = one.awaits and one.good()
         group.settle(self.now)
 
     @precondition(lambda self: any(one.awaits for group in self.groups for one in group.sessions))
@@ -250,5 +251,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
