@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Literal, get_args
 
 from areal.base.errors import ConfigError
@@ -32,7 +33,10 @@ DIMENSIONS: dict[str, str] = {
     "vllm": "dtp",
 }
 
-_DIMENSION = re.compile(r"([a-z])([0-9]+)")
+MOST_PROCESSES = 1 << 20
+"""Of one net."""
+
+_DIMENSION = re.compile(r"([a-z])([0-9]{1,9})")
 _HALVES = re.compile(r"\(attn:(.*)\|ffn:(.*)\)")
 
 
@@ -76,11 +80,11 @@ def parse_backend(text: str, use: Use | None = None) -> BackendSpec:
         return BackendSpec(name)
     if halves := _HALVES.fullmatch(dimensions):
         return _in_halves(text, name, halves[1], halves[2])
-    spec = BackendSpec(name, **_sizes(text, name, dimensions, DIMENSIONS[name]))
+    spec = _bounded(text, BackendSpec(name, **_sizes(text, name, dimensions, DIMENSIONS[name])))
     if spec.stage_size % spec.e:
         raise ConfigError(
             f"{text!r}: e{spec.e} must divide the d * t * c = {spec.stage_size} processes of a stage, which share its experts; e of "
-            f"{_divisors(spec.stage_size)} fits"
+            f"{listed(divisors(spec.stage_size))} fits"
         )
     return spec
 
@@ -89,12 +93,12 @@ def _in_halves(text: str, name: str, attention: str, experts: str) -> BackendSpe
     """(attn:...|ffn:...). The second half's d follows from the rest, its p is the first's."""
     if "e" not in DIMENSIONS[name]:
         raise ConfigError(f"{text!r}: only archon has experts by dimensions of their own; write {name}:{attention}")
-    first = BackendSpec(name, **_sizes(text, name, attention, "dtpc"))
+    first = _bounded(text, BackendSpec(name, **_sizes(text, name, attention, "dtpc")))
     second = _sizes(text, name, experts, "dtpe")
     cuts, parts = second.get("t", 1), second.get("e", 1)
     data, left = divmod(first.stage_size, cuts * parts)
     if second.get("p", first.p) != first.p or left or second.get("d", data) != data:
-        fits = f"t * e of {_divisors(first.stage_size)}" if left else f"ffn:d{data}t{cuts}p{first.p}e{parts}"
+        fits = f"t * e of {listed(divisors(first.stage_size))}" if left else f"ffn:d{data}t{cuts}p{first.p}e{parts}"
         raise ConfigError(
             f"{text!r}: both halves are the same {first.size} processes, p{first.p} stages of {first.stage_size}, so ffn's p is {first.p} and "
             f"its d * t * e {first.stage_size}; {fits} fits"
@@ -102,8 +106,22 @@ def _in_halves(text: str, name: str, attention: str, experts: str) -> BackendSpe
     return replace(first, e=parts, et=cuts)
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+def divisors(number: int) -> list[int]:
+    """In ascending order."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+def listed(numbers: list[int]) -> str:
+    """As in `1, 2 or 4`."""
+    *before, last = map(str, numbers)
+    return f"{', '.join(before)} or {last}" if before else last
+
+
+def _bounded(text: str, spec: BackendSpec) -> BackendSpec:
+    if spec.size > MOST_PROCESSES:
+        raise ConfigError(f"{text!r} takes {spec.size} processes; {MOST_PROCESSES} of one net is the most")
+    return spec
 
 
 def _sizes(text: str, name: str, dimensions: str, known: str) -> dict[str, int]:

@@ -49,6 +49,8 @@ def build(folder: Path, dtype: torch.dtype) -> Any:
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the model in {folder}: {error}") from error
+    if any(p.ndim == 3 and any(size * p.itemsize % 16 for size in p.shape[1:]) for p in model.parameters()):
+        model.set_experts_implementation("eager")  # torch's grouped product takes rows of whole 16 bytes
     exact = [re.compile(pattern) for pattern in getattr(model, "_keep_in_fp32_modules_strict", None) or ()]
     for name, parameter in model.named_parameters():
         if any(pattern.search(name) for pattern in exact):

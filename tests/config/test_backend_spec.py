@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from areal.base.errors import ConfigError
-from areal.config.backend_spec import DIMENSIONS, NAMES, BackendSpec, parse_backend
+from areal.config.backend_spec import DIMENSIONS, MOST_PROCESSES, NAMES, BackendSpec, divisors, parse_backend
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_a_wrong_spec_is_a_sentence(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "fits"),
     [
-        ("archon:d2t2e3", "e of 1, 2, 4 fits"),
+        ("archon:d2t2e3", "e of 1, 2 or 4 fits"),
         ("archon:e2", "e of 1 fits"),
         ("archon:(attn:d4p2t2c2|ffn:d4p2t4e2)", "ffn:d2t4p2e2 fits"),
         ("archon:(attn:d4p2|ffn:d2p1e2)", "ffn:d2t1p2e2 fits"),
-        ("archon:(attn:d2t2|ffn:t3e2)", "t \\* e of 1, 2, 4 fits"),
+        ("archon:(attn:d2t2|ffn:t3e2)", "t \\* e of 1, 2 or 4 fits"),
         ("archon:(attn:d2e2|ffn:e2)", "knows d, t, p, c only, not e"),
         ("archon:(attn:d2|ffn:c2)", "knows d, t, p, e only, not c"),
         ("fsdp:(attn:d2|ffn:d2)", "write fsdp:d2"),
@@ -61,6 +61,28 @@ def test_a_wrong_spec_is_a_sentence(text: str) -> None:
 def test_experts_that_do_not_fit_are_refused_with_what_would(text: str, fits: str) -> None:
     with pytest.raises(ConfigError, match=fits):
         parse_backend(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "archon:d999999999e7",
+        "archon:d1048577",
+        "archon:t2p2c524288",
+        "archon:(attn:d999999999|ffn:e7)",
+        "fsdp:d2000000",
+    ],
+)
+def test_more_processes_than_there_can_be_are_refused_at_once(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"takes [0-9]+ processes; {MOST_PROCESSES} of one net is the most"):
+        parse_backend(text)
+    with pytest.raises(ConfigError, match="after the colon stand sizes"):
+        parse_backend("fsdp:d" + "9" * 5000)
+
+
+def test_divisors_are_all_of_them() -> None:
+    for number in range(1, 200):
+        assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
 
 
 def test_a_name_of_the_other_side_lists_what_is_known_here() -> None:

@@ -105,6 +105,16 @@ def test_weights_that_transformers_fuses_go_out_as_they_came(tmp_path: Path, fam
     assert all(torch.equal(out[name], tensor) for name, tensor in on_disk.items())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_of_any_width_are_computed(tmp_path: Path, dtype: str, group_rows: Callable[..., list[Row]]) -> None:
+    """torch's grouped product refuses rows that are no whole 16 bytes: 22 numbers are that in neither dtype."""
+    sizes = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 22}
+    policy = load_policy(write("Qwen3Moe", tmp_path, **sizes), dtype=dtype)
+    [packed] = pack([decode_row(row) for row in group_rows(groups=1)], max_tokens=10_000)
+    policy(packed)[0].sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for _, p in policy.trained_parameters())
+
+
 def test_quantised_weights_are_refused(tmp_path: Path) -> None:
     """transformers would take their scales into account; we would train the bare numbers."""
     write("Llama", tmp_path)

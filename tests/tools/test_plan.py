@@ -15,7 +15,6 @@ import pytest
 
 from areal.config.backend_spec import BackendSpec, parse_backend
 from areal.config.engine import Dtype, LoraConfig, Offload
-from areal.engine.parallel.dims import divisors
 from areal.models.dense_config import read_config
 from areal.tools.plan.__main__ import main
 from areal.tools.plan.devices import DEVICES, device_named
@@ -106,10 +105,11 @@ def test_what_is_no_model_is_one_line(
         ([], "--gpus N or --layout SPEC is needed"),
         (["--layout", "archon:t2"], "t2 must divide its 9 query heads, 3 key heads and 1536 columns between the maps"),
         (["--layout", "archon:t2"], "t of 1 or 3 fits"),
-        (["--layout", "archon:d2e2"], "has no experts"),
-        (["--layout", "archon:p31"], "p of at most 30 fits"),
+        (["--layout", "archon:d2e2"], "e2 splits experts, and it has none; leave e out"),
+        (["--layout", "archon:p31"], "p of up to 30 fits"),
+        (["--layout", "archon:d2097152"], "1048576 of one net is the most"),
         (["--layout", "fsdp:d2", "--gpus", "4"], "takes 2 devices, --gpus says 4"),
-        (["--layout", "archon:(attn:d2|ffn:t2)"], "has no experts to cut"),
+        (["--layout", "archon:(attn:d2|ffn:t2)"], "splits experts, and it has none"),
         (["--layout", "deep:d2"], "is no backend"),
     ],
 )
@@ -153,6 +153,25 @@ def test_every_layout_is_listed_once_and_fits(name: str, gpus: int) -> None:
     assert [reasons(spec, shape) for spec in specs if reasons(spec, shape)] == []
     assert all(parse_backend(str(spec), "train") == spec for spec in specs)
     assert [str(spec) for spec in specs if spec.name == "fsdp"] == ([] if shape.experts else [f"fsdp:d{gpus}"])
+
+
+@pytest.mark.parametrize("options", [[], ["--lora-rank", "16"]])
+def test_fsdp_takes_experts_too(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "qwen3-30b-a3b", "--layout", "fsdp:d16", "--gpu", "h200", *options]) == 0
+    assert "fsdp:d16" in capsys.readouterr().out
+
+
+def test_experts_that_archon_does_not_compute_are_planned_for_fsdp() -> None:
+    shape = shape_of(dict(PRESETS["qwen3-30b-a3b"]) | {"moe_intermediate_size": 764}, "x", "x")
+    assert list(layouts(shape, 8, JOB, node=8)) == [BackendSpec("fsdp", d=8)]
+    [wrong] = reasons(BackendSpec("archon", d=8), shape)
+    assert "multiples of 8 are; fsdp:d8 fits" in wrong
+
+
+def test_a_layout_that_does_not_fit_is_said_once() -> None:
+    [wrong] = reasons(parse_backend("archon:(attn:p49d10|ffn:t5)"), read_shape("qwen3-30b-a3b"))
+    assert wrong.count("p of up to 48 fits") == 1
+    assert wrong.count("ffn:t of 1 or 2 fits") == 1
 
 
 def test_a_stage_has_at_least_a_layer() -> None:
@@ -217,11 +236,6 @@ def test_the_engine_sees_the_same_model() -> None:
     config = shape.config
     assert sum(map(config.is_sparse, range(config.layers))) == shape.expert_layers == 45
     assert sum(map(prod, config.parameter_shapes().values())) == shape.parameters
-
-
-def test_divisors_are_all_of_them() -> None:
-    for number in range(1, 200):
-        assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
 
 
 def test_nothing_fits_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,11 @@ themselves: config/backend_spec.py.
 
 from __future__ import annotations
 
-from math import gcd, isqrt
+from math import gcd
 from pathlib import Path
 
 from areal.base.errors import ConfigError
-from areal.config.backend_spec import BackendSpec, parse_backend
+from areal.config.backend_spec import BackendSpec, divisors, listed, parse_backend
 from areal.config.engine import ContextKind
 from areal.engine.settings import EngineSettings
 from areal.models.dense_config import DenseConfig, read_config
@@ -65,18 +65,19 @@ def _tensor(spec: BackendSpec, config: DenseConfig) -> list[str]:
     if not all(map(config.is_sparse, range(config.layers))):
         common = gcd(common, config.intermediate)
         also = f" and {config.intermediate} columns between the maps"
-    if common % spec.t:
-        heads = f"{config.heads} query heads, {config.kv_heads} key heads"
-        return [f"t{spec.t} must divide its {heads}{also}; t of {listed(divisors(common))} fits"]
-    rows = -(-config.vocab_size // spec.t)
-    if rows * (spec.t - 1) >= config.vocab_size:
-        return [f"t{spec.t} leaves a rank without any of its {config.vocab_size} tokens; take a smaller t"]
-    return []
+    sizes = [t for t in divisors(common) if -(-config.vocab_size // t) * (t - 1) < config.vocab_size]
+    if spec.t in sizes:
+        return []
+    heads = f"{config.heads} query heads, {config.kv_heads} key heads"
+    wrong = "must divide its " + heads + also
+    if common % spec.t == 0:
+        wrong = f"leaves a rank without any of its {config.vocab_size} tokens"
+    return [f"t{spec.t} {wrong}; t of {listed(sizes)} fits"]
 
 
 def _context(spec: BackendSpec, config: DenseConfig, context: ContextKind | None) -> list[str]:
-    heads = config.heads // spec.t
-    if context != "ulysses" or heads % spec.c == 0:
+    heads, uneven = divmod(config.heads, spec.t)
+    if context != "ulysses" or uneven or heads % spec.c == 0:
         return []
     return [
         f"c{spec.c} with actor.context_parallel=ulysses must divide the {heads} query heads of a t rank; c of "
@@ -89,32 +90,30 @@ def _pipeline(spec: BackendSpec, config: DenseConfig, chunks: int) -> list[str]:
         return []
     stages = f"p{spec.p}" if chunks == 1 else f"p{spec.p} with actor.pipeline_chunks={chunks}"
     most = config.layers // chunks
-    fits = f"p of up to {most} fits" if most > 1 else "lower actor.pipeline_chunks"
+    fits = f"p of up to {most} fits"
+    if most < 2 and chunks > 1:
+        fits = f"with actor.pipeline_chunks=1 p of up to {config.layers} fits"
     return [f"{stages} makes {spec.p * chunks} stages of its {config.layers} layers, and each needs one; {fits}"]
 
 
 def _experts(spec: BackendSpec, config: DenseConfig) -> list[str]:
     if not config.experts:
         return [f"e{spec.e} splits experts, and it has none; leave e out"] if spec.e * spec.et > 1 else []
-    reasons = []
-    if odd := [n for n in (config.hidden, config.moe_intermediate // spec.et) if n % _ALIGNED]:
-        reasons.append(f"an expert's maps of width {odd[0]} on a rank are not computed; multiples of {_ALIGNED} fit")
-    if config.experts % spec.e:
+    reasons, columns = [], config.moe_intermediate
+    cuts = [n for n in divisors(gcd(columns, spec.stage_size // spec.e)) if columns // n % _ALIGNED == 0]
+    if config.hidden % _ALIGNED or not cuts:
         reasons.append(
-            f"e{spec.e} must divide its {config.experts} experts; e of {listed(divisors(config.experts))} fits"
+            f"experts that are {config.hidden} by {columns} numbers are not computed, multiples of {_ALIGNED} are; "
+            f"fsdp:d{spec.size} fits"
         )
-    if config.moe_intermediate % spec.et:
-        reasons.append(f"ffn:t{spec.et} must divide the {config.moe_intermediate} columns of an expert")
+    elif spec.et not in cuts:
+        reasons.append(
+            f"ffn:t{spec.et} must cut the {columns} columns of an expert into multiples of {_ALIGNED}; ffn:t of {listed(cuts)} fits"
+        )
+    if config.experts % spec.e:
+        ranks = spec.stage_size // spec.et
+        sizes = divisors(gcd(config.experts, ranks))
+        reasons.append(
+            f"e{spec.e} must divide its {config.experts} experts, and {ranks} of a stage's processes; e of {listed(sizes)} fits"
+        )
     return reasons
-
-
-def divisors(number: int) -> list[int]:
-    """In ascending order."""
-    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    return small + [number // n for n in reversed(small) if n * n != number]
-
-
-def listed(numbers: list[int]) -> str:
-    """As in `1, 2 or 4`."""
-    *before, last = map(str, numbers)
-    return f"{', '.join(before)} or {last}" if before else last

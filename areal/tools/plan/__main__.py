@@ -19,7 +19,7 @@ from typing import get_args
 from rich.console import Console
 
 from areal.base.errors import ArealError, ConfigError
-from areal.config.backend_spec import parse_backend
+from areal.config.backend_spec import MOST_PROCESSES, parse_backend
 from areal.config.engine import Dtype, Offload
 from areal.tools.plan.devices import DEVICES, device_named
 from areal.tools.plan.layout import Checkpointing, Job, reasons
@@ -28,7 +28,6 @@ from areal.tools.plan.report import as_json, print_plan
 from areal.tools.plan.search import Plan, plan_for, plan_of
 from areal.tools.plan.shape import read_shape
 
-MOST_DEVICES = 1 << 20
 WIDTH = 120
 
 
@@ -57,7 +56,7 @@ def _planned(options: argparse.Namespace) -> Plan:
         return plan_for(shape, options.gpus, device_named(options.gpu, options.gpus), job)
     spec = parse_backend(options.layout, "train")
     if wrong := reasons(spec, shape, job):
-        raise ConfigError(f"--layout {spec}: {'; '.join(wrong)}")
+        raise ConfigError(f"--layout: {'; '.join(wrong)}")
     if options.gpus not in (None, spec.size):
         raise ConfigError(
             f"--layout {spec} takes {spec.size} devices, --gpus says {options.gpus}; leave one of them out"
@@ -67,7 +66,7 @@ def _planned(options: argparse.Namespace) -> Plan:
 
 def _job(options: argparse.Namespace) -> Job:
     for name, least, most in (
-        ("gpus", 1, MOST_DEVICES),
+        ("gpus", 1, MOST_PROCESSES),
         ("tokens_per_mb", 64, 1 << 24),
         ("sequence", 2, 1 << 24),
         ("batch_tokens", 1, 1 << 34),

@@ -4,7 +4,8 @@
     for spec in layouts(shape, gpus=64, job=job): ...
 
 e splits experts over the ranks that d, c and t span, and adds no process. Tensor parallelism stays inside a node. Where d alone is used, a model
-without experts gets `fsdp:`, for it takes any Hugging Face causal LM. Experts in pieces (`ffn:t`) are planned on request. The spec is that of `actor.backend` (config/backend_spec.py).
+without experts gets `fsdp:`, for it takes any Hugging Face causal LM; one with experts gets `archon:`, which sends tokens to them and keeps them even, and
+`fsdp:` on request, as are experts in pieces (`ffn:t`). The spec is that of `actor.backend` (config/backend_spec.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from math import gcd
 from typing import Literal
 
 from areal.base.errors import ConfigError
-from areal.config.backend_spec import BackendSpec
+from areal.config.backend_spec import BackendSpec, divisors
 from areal.config.engine import Offload
-from areal.engine.parallel.dims import check_fits, context_kind, divisors, listed
+from areal.engine.parallel.dims import check_fits, context_kind
 from areal.tools.plan.shape import Shape
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -59,22 +60,6 @@ def reasons(spec: BackendSpec, shape: Shape, job: Job | None = None) -> list[str
     wrong = _cut_wrongly(spec, shape)
     if job is not None and job.lora_rank and spec.name != "fsdp":
         wrong.append(f"{spec.name} has no adapters; fsdp:d{spec.size} fits --lora-rank")
-    if spec.p > shape.layers:
-        wrong.append(f"p{spec.p} has more stages than there are layers; p of at most {shape.layers} fits")
-    if spec.e * spec.et > 1 and not shape.experts:
-        return [*wrong, f"{spec}: {shape.name} has no experts to cut; only e1 fits"]
-    if spec.e not in (sizes := expert_sizes(shape, spec.stage_size)):
-        wrong.append(
-            f"e{spec.e} does not divide {shape.experts} experts over the {spec.stage_size} ranks of d, c and t; "
-            f"e of {listed(sizes)} fits"
-        )
-    if shape.experts and shape.expert_intermediate % spec.et:
-        wrong.append(
-            f"ffn's t{spec.et} does not divide an expert's {shape.expert_intermediate} columns; "
-            f"{listed(divisors(shape.expert_intermediate))} fits"
-        )
-    if shape.experts and spec.name == "fsdp":
-        wrong.append(f"fsdp cannot train experts, which transformers fuses while loading; archon:d{spec.d} fits")
     return wrong
 
 
@@ -85,11 +70,12 @@ def expert_sizes(shape: Shape, ranks: int) -> list[int]:
 
 def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[BackendSpec]:
     """Every layout of just so many devices. node: devices of one, which t never exceeds."""
-    if not shape.experts or job.lora_rank:
+    sizes = tensor_sizes(shape)
+    if not shape.experts or job.lora_rank or not sizes:
         yield BackendSpec("fsdp", d=gpus)
     if job.lora_rank:
         return
-    for t in tensor_sizes(shape):
+    for t in sizes:
         if gpus % t or t > node:
             continue
         for p in divisors(gpus // t):
@@ -110,6 +96,8 @@ def exchanges_heads(shape: Shape, spec: BackendSpec) -> bool:
 
 
 def _cut_wrongly(spec: BackendSpec, shape: Shape) -> list[str]:
+    if spec.name == "fsdp":
+        return []
     try:
         check_fits(spec, shape.config)
     except ConfigError as error:

@@ -54,8 +54,10 @@ def test_the_width_between_the_maps_counts_unless_all_of_them_are_sparse() -> No
 def test_a_vocabulary_need_not_be_divisible_but_go_round() -> None:
     eight = replace(SMOLLM2, heads=8, kv_heads=8)
     check_fits(parse_backend("archon:t4"), replace(eight, vocab_size=61))
-    with pytest.raises(ConfigError, match="leaves a rank without any of its 9 tokens"):
+    with pytest.raises(ConfigError, match="t4 leaves a rank without any of its 9 tokens; t of 1 or 2 fits"):
         check_fits(parse_backend("archon:t4"), replace(eight, vocab_size=9))
+    with pytest.raises(ConfigError, match=r"t5 must divide .*; t of 1 or 2 fits"):
+        check_fits(parse_backend("archon:t5"), replace(eight, vocab_size=9))
 
 
 def test_ulysses_needs_heads_for_every_rank() -> None:
@@ -65,6 +67,8 @@ def test_ulysses_needs_heads_for_every_rank() -> None:
         ConfigError, match=r"c2 with .*ulysses must divide the 3 query heads of a t rank; c of 1 or 3 fits"
     ):
         check_fits(parse_backend("archon:t3c2"), SMOLLM2, context="ulysses")
+    with pytest.raises(ConfigError, match=r"t of 1 or 3 fits$"):  # of so many heads on a rank nothing can be said
+        check_fits(parse_backend("archon:t2c3"), SMOLLM2, context="ulysses")
 
 
 def test_ulysses_is_taken_where_it_fits() -> None:
@@ -79,16 +83,23 @@ def test_ulysses_is_taken_where_it_fits() -> None:
         (
             "archon:(attn:d2|ffn:t2)",
             {"moe_intermediate": 24},
-            r"width 12 on a rank are not computed; multiples of 8 fit",
+            r"ffn:t2 must cut the 24 columns of an expert into multiples of 8; ffn:t of 1 fits",
         ),
-        ("archon:(attn:d2|ffn:t2)", {"moe_intermediate": 40}, r"width 20 on a rank are not computed"),
+        ("archon:(attn:d12|ffn:t4e3)", {"experts": 9, "moe_intermediate": 48}, r"ffn:t of 1 or 2 fits"),
+        ("archon:(attn:d12|ffn:t3e4)", {"moe_intermediate": 40}, r"ffn:t of 1 fits"),
+        (
+            "archon:d2",
+            {"moe_intermediate": 20},
+            r"576 by 20 numbers are not computed, multiples of 8 are; fsdp:d2 fits",
+        ),
+        ("archon:d2e2", {"hidden": 572}, r"572 by 16 numbers are not computed, multiples of 8 are; fsdp:d2 fits"),
     ],
 )
 def test_experts_that_cannot_be_cut_so_are_refused(layout: str, changes: dict[str, int], reason: str) -> None:
     sparse = replace(SMOLLM2, **{"experts": 8, "experts_per_token": 2, "moe_intermediate": 16} | changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=reason):
         check_fits(parse_backend(layout), sparse)
-    check_fits(parse_backend("archon:(attn:d12|ffn:t2e2)"), replace(sparse, experts=8, moe_intermediate=16))
+    check_fits(parse_backend("archon:(attn:d12|ffn:t2e2)"), replace(sparse, experts=8, moe_intermediate=16, hidden=576))
 
 
 def test_experts_under_t_need_sequence_parallel() -> None:
@@ -104,6 +115,12 @@ def test_a_pipeline_needs_a_layer_for_each_stage() -> None:
         check_fits(parse_backend("archon:p31"), SMOLLM2)
     with pytest.raises(ConfigError, match=r"p8 with actor.pipeline_chunks=4 makes 32 stages .* p of up to 7 fits"):
         check_fits(parse_backend("archon:p8"), SMOLLM2, chunks=4)
+    with pytest.raises(ConfigError, match="2 stages of its 1 layers, and each needs one; p of up to 1 fits"):
+        check_fits(parse_backend("archon:p2"), replace(SMOLLM2, layers=1))
+    with pytest.raises(
+        ConfigError, match=r"4 stages of its 3 layers, .*; with actor.pipeline_chunks=1 p of up to 3 fits"
+    ):
+        check_fits(parse_backend("archon:p2"), replace(SMOLLM2, layers=3), chunks=2)
 
 
 def test_experts_are_split_where_there_are_some() -> None:
@@ -111,5 +128,9 @@ def test_experts_are_split_where_there_are_some() -> None:
         check_fits(parse_backend("archon:d2e2"), SMOLLM2)
     sparse = replace(SMOLLM2, experts=6, experts_per_token=2, moe_intermediate=24)
     check_fits(parse_backend("archon:d6e3"), sparse)
-    with pytest.raises(ConfigError, match="e4 must divide its 6 experts; e of 1, 2, 3 or 6 fits"):
+    with pytest.raises(
+        ConfigError, match="e4 must divide its 6 experts, and 4 of a stage's processes; e of 1 or 2 fits"
+    ):
         check_fits(parse_backend("archon:d4e4"), sparse)
+    with pytest.raises(ConfigError, match="and 4 of a stage's processes; e of 1 or 2 fits"):
+        check_fits(parse_backend("archon:(attn:d12|ffn:t3e4)"), sparse)
