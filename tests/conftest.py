@@ -12,11 +12,17 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.store.postgres import Missing, PostgresServer, postgres_server
 
 # Folders whose files take longest: begun first, so that no process is left alone with one of them at the end.
 FIRST = ("e2e", "faults", "tools", "examples", "models", "engine", "rollout", "clients")
+
+# Drawn examples are the same in every run, and no machine is too slow for them; `--hypothesis-profile explore` draws new ones.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("same", parent=settings.get_profile("explore"), derandomize=True)
+settings.load_profile("same")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the processes share the cores
