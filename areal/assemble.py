@@ -59,7 +59,7 @@ from areal.rollout.snapshots import Purpose, Schedule, Snapshots
 from areal.rollout.staleness import StalenessGate
 from areal.rollout.task_files import read_tasks
 from areal.rollout.weights import WeightPublisher
-from areal.store import open_store
+from areal.store import RUN_PATIENCE_S, open_store
 from areal.store.base import Given, Store
 from areal.store.location import choose_store
 from areal.tools.progress import Progress
@@ -138,7 +138,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         )
         metrics = stack.enter_context(MetricsFile(folder.metrics_path, run_id))
         store_url = choose_store(folder.root, config.store.url, run_id)
-        store = await stack.enter_async_context(await open_store(store_url))
+        store = await stack.enter_async_context(await open_store(store_url, patience_s=RUN_PATIENCE_S))
         given = await _take_up(config, tasks, store, start, incarnation)
         await stack.enter_async_context(Upholder(store.upkeep, retention_of(config), folder.checkpoints))
         gate = await StalenessGate.open(

@@ -23,7 +23,8 @@ ArealError
     UpstreamBudget       its tokens are spent for good
   Unavailable      503  draining, or the store cannot write
   StoreError       503  the store refused (wrong schema, damaged)
-    StoreUnready         it cannot write now, but may soon (disk full, locked, server gone)
+    StoreUnready         it cannot write now, but may soon (disk full, locked)
+      StoreAway            its server is away, to read from too
   ProcessDied           a child process ended; carries its last log lines
   CallFailed            the user's code, run in a process of its own, gave no result
   ShapeError            arrays do not fit together
@@ -260,6 +261,15 @@ class StoreError(Unavailable):
 class StoreUnready(StoreError):
     """The store cannot write now, but may soon without anybody touching it again: a full disk, a lock held for too long, a server
     that is away."""
+
+
+class StoreAway(StoreUnready):
+    """The server of the store cannot be reached, or hung up. uncertain: it did so in the middle of a commit, so what was to be written
+    may have been."""
+
+    def __init__(self, message: str, *, uncertain: bool = False) -> None:
+        super().__init__(message)
+        self.uncertain = uncertain
 
 
 class ProcessDied(ArealError):

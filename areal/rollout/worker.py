@@ -38,7 +38,7 @@ from areal.proxy.app import Proxy, ProxyParts, build_proxy
 from areal.rollout.agent_output import open_agent_log
 from areal.rollout.agent_runs import AgentRuns
 from areal.rollout.servers import InService
-from areal.store import open_store
+from areal.store import REQUEST_PATIENCE_S, open_store
 from areal.store.base import Registry, Store
 from areal.web.address import bind, url_of
 from areal.web.auth import SessionKeys, load_or_create_signing_key
@@ -74,7 +74,7 @@ async def main(spec: ChildSpec) -> None:
     url = url_of(listener)
     with open_log(run_id=spec.name):
         async with AsyncExitStack() as stack:
-            store = await stack.enter_async_context(await open_store(job.store_url))
+            store = await stack.enter_async_context(await open_store(job.store_url, patience_s=REQUEST_PATIENCE_S))
             router = await _router(stack, job, config, spec.run_token)
             proxy = await _proxy(router, job, config, store)
             InService(router, job.servers, spec.run_token).add_to(proxy.app)

@@ -28,9 +28,14 @@ def store_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-async def open_store(url: str, *, clock: Clock = time.time, read_only: bool = False) -> Store:
+REQUEST_PATIENCE_S = 30.0  # of a process whose callers wait for an answer
+RUN_PATIENCE_S = 600.0  # of the process whose failure ends a run
+
+
+async def open_store(url: str, *, clock: Clock = time.time, read_only: bool = False, patience_s: float = 0.0) -> Store:
     """Open the store at `url`, making it if it is not there; the caller closes it (`async with`). read_only: beside the live
-    processes of a run or after it, changing nothing; every write raises StoreError.
+    processes of a run or after it, changing nothing; every write raises StoreError. patience_s: how long calls wait for a server that has
+    gone away since, before they raise StoreAway.
 
     `sqlite:///PATH`: the text after the third slash is the path, literally (an absolute one makes it four slashes).
     `postgresql://...`: see postgres.py. clock: seconds since the epoch; tests pass their own. Raises ConfigError for a URL that
@@ -38,7 +43,7 @@ async def open_store(url: str, *, clock: Clock = time.time, read_only: bool = Fa
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in _ENGINES:
         raise ConfigError(f"unknown store {scheme or url!r}; known: {', '.join(_KNOWN)}")
-    return await asyncio.to_thread(lambda: SqlStore(_ENGINES[scheme](url, read_only), clock))
+    return await asyncio.to_thread(lambda: SqlStore(_ENGINES[scheme](url, read_only), clock, patience_s=patience_s))
 
 
 def _sqlite(url: str, read_only: bool) -> Engine:

@@ -23,7 +23,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import NumericBinaryLoader, NumericLoader
 
-from areal.base.errors import ConfigError, StoreError, StoreUnready
+from areal.base.errors import ConfigError, StoreAway, StoreError, StoreUnready
 from areal.base.redact import protect
 from areal.store.sql.engine import Connection, Cursor, Values
 
@@ -133,8 +133,10 @@ class PostgresEngine:
 
     def refused(self, error: Exception) -> StoreError:
         said = " ".join(str(error).split())
-        passing = (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout)
-        kind = StoreUnready if isinstance(error, passing) and not isinstance(error, _LASTING) else StoreError
+        kind: type[StoreError] = StoreError
+        if isinstance(error, psycopg.OperationalError | errors.IdleInTransactionSessionTimeout):
+            away = (error.sqlstate or _SILENCE).startswith(_AWAY)
+            kind = StoreError if isinstance(error, _LASTING) else StoreAway if away else StoreUnready
         return kind(f"the store {self.name} cannot be used: {said}; {_remedy(error)}. Nothing was half written")
 
     def check_room(self) -> None:
@@ -171,6 +173,8 @@ _REMEDIES: tuple[tuple[type[psycopg.Error], str], ...] = (
 )
 
 
+_SILENCE = "08"  # its class of SQLSTATE for an error that the server did not send: it could not be reached, or hung up
+_AWAY = (_SILENCE, "57P01", "57P02", "57P03")  # it says itself that it stops, or starts
 _LASTING = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
 
 
@@ -190,7 +194,7 @@ class _Connection:
         prepare = False if ";" in statement else None
         cursor.execute(_placeholders(statement).encode(), _storable(values) if values else None, prepare=prepare)
         if statement == "COMMIT" and cursor.statusmessage != "COMMIT":
-            raise psycopg.OperationalError(f"the transaction ended with {cursor.statusmessage}")
+            raise errors.TransactionRollback(f"the transaction ended with {cursor.statusmessage}")
         return cast(Cursor, cursor)
 
     def executemany(self, statement: str, rows: Iterable[Any], /) -> Cursor:

@@ -141,6 +141,17 @@ async def test_a_disk_that_hangs_does_not_hold_the_end(
     await database.close()
 
 
+def test_a_read_that_never_returns_does_not_hold_the_end_of_the_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("worker.py")), "--hang", str(tmp_path / "d.sqlite")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
+    assert "d.sqlite has not answered for 0.1 s: this process ends without it" in done.stderr
+
+
 async def test_readers_cannot_write_and_see_one_snapshot(database: Database) -> None:
     for _ in range(5):  # whichever reader, and however often it has read
         with pytest.raises(StoreError, match="readonly"):

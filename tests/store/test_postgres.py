@@ -9,7 +9,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from areal.base.errors import StoreError
+from areal.base.errors import StoreAway, StoreError
 from areal.base.types import Limits, SessionRequest, WorkerInfo
 from areal.store import open_store
 from areal.store.postgres import PostgresEngine
@@ -17,6 +17,7 @@ from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection
 from areal.store.sql.groups import LAST_ATTEMPT
 from areal.store.sql.schema import VERSION
+from tests.proxy.service import until
 from tests.store.postgres import PostgresServer
 from tests.store.worker import interaction
 
@@ -67,6 +68,58 @@ async def test_connections_that_the_server_closed_while_they_idled_are_opened_ag
         other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'areal'")
     assert await asyncio.gather(*(database.write(put(f"b{n}")) for n in range(10))) == [1] * 10  # nobody notices
     assert await database.read(names) == {"a"} | {f"b{n}" for n in range(10)}
+
+
+async def test_reads_and_writes_wait_for_a_server_that_restarts(
+    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(PostgresEngine(postgres.url("restarted")), patience_s=120)
+    await database.write(put("before"))
+    await database.read(names)
+    postgres.stop()
+    try:
+        writes = [asyncio.ensure_future(database.write(put(f"during{n}"))) for n in range(20)]
+        reads = [asyncio.ensure_future(database.read(names)) for _ in range(20)]
+        with pytest.raises(StoreAway, match="check that the server runs"):
+            await database.read(names, patience_s=0)
+        await until(lambda: "this process waits for its store" in caplog.text)
+        assert not any(call.done() for call in (*writes, *reads))
+    finally:
+        postgres.start()
+    assert await asyncio.gather(*writes) == [1] * 20
+    assert all("before" in found for found in await asyncio.gather(*reads))
+    assert await database.read(names) == {"before"} | {f"during{n}" for n in range(20)}
+    assert "check that the server runs and can be reached" in caplog.text
+    await database.close()
+
+
+@pytest.mark.parametrize("once", [True, False])
+async def test_what_a_lost_commit_may_have_kept_is_run_again_only_where_it_bears_that(
+    postgres: PostgresServer, once: bool
+) -> None:
+    database = Database(PostgresEngine(postgres.url(f"lost_{once}".lower())), patience_s=120)
+    runs = []
+
+    def hung_up_on_at_its_commit(connection: Connection) -> None:
+        if not runs:
+            end = "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END"
+            connection.execute(f"CREATE FUNCTION hang_up() RETURNS trigger LANGUAGE plpgsql AS '{end}'")
+            connection.execute(
+                "CREATE CONSTRAINT TRIGGER t AFTER INSERT ON settings DEFERRABLE INITIALLY DEFERRED "
+                "FOR EACH ROW EXECUTE FUNCTION hang_up()"
+            )
+        runs.append(connection)
+        connection.execute("INSERT INTO settings VALUES ('a', '')")
+
+    write = database.write(hung_up_on_at_its_commit, once=once)
+    if once:
+        with pytest.raises(StoreAway, match="what was being committed may be kept") as refusal:
+            await write
+        assert refusal.value.uncertain
+    else:
+        await write
+    assert (len(runs), await database.read(names)) == ((1, set()) if once else (2, {"a"}))
+    await database.close()
 
 
 async def test_one_failing_operation_does_not_spoil_the_others(database: Database) -> None:

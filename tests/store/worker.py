@@ -2,6 +2,7 @@
 
 python worker.py URL NAME SESSIONS [TURNS]    prints the id of each write once it is acknowledged
 python worker.py --full PATH                  the disk fills up and empties again (RLIMIT_FSIZE stands for the disk)
+python worker.py --hang PATH                  a read hangs, and the store is closed
 python worker.py --train URL INCARNATION      takes and trains one group after the other until none waits
 python worker.py --exclude URL                excludes the sessions named on its standard input, every other one with its content
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,9 @@ from areal.base.errors import Conflict, StoreError
 from areal.base.types import Completion, Interaction, Limits, Message, Session, SessionRequest, Share, Version
 from areal.store import open_store, store_url
 from areal.store.base import Store
+from areal.store.sql import database
 from areal.store.sql import sessions as rows
+from areal.store.sqlite import SqliteEngine
 
 
 def interaction(session_id: str, turn: int, tokens: int = 4) -> Interaction:
@@ -46,6 +50,22 @@ async def write(url: str, name: str, sessions: int, turns: int) -> None:
     async with await open_store(url) as store:
         for start in range(0, sessions, 16):
             await asyncio.gather(*(play(store, f"{name}-{n}", turns) for n in range(start, min(start + 16, sessions))))
+
+
+async def hang(path: Path) -> None:
+    """A reader that waits for ever, as for a disk that hangs."""
+    database.CLOSE_S = 0.1
+    store, inside = database.Database(SqliteEngine(path)), threading.Event()
+
+    def stuck(_: object) -> None:
+        inside.set()
+        threading.Event().wait()
+
+    read = asyncio.ensure_future(store.read(stuck))
+    await asyncio.to_thread(inside.wait, 60)
+    await store.close()
+    print("closed", flush=True)
+    read.cancel()
 
 
 async def fill(path: Path) -> None:
@@ -119,5 +139,7 @@ if __name__ == "__main__":
         asyncio.run(exclude(sys.argv[2]))
     elif sys.argv[1] == "--full":
         asyncio.run(fill(Path(sys.argv[2])))
+    elif sys.argv[1] == "--hang":
+        asyncio.run(hang(Path(sys.argv[2])))
     else:
         asyncio.run(write(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

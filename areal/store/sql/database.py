@@ -11,8 +11,8 @@ then everything that queued up meanwhile (at most BATCH operations, half of them
 answers. If one of them raises, all are run again, each in a savepoint of its own. Waiting for the lock and for the previous fsync is
 what fills a batch; nothing sleeps to fill it. Operations of a kind that can be run together (Many) are. An operation that raises is undone alone. When the database itself fails (disk full, I/O
 error, locked for too long, server gone) the whole transaction is rolled back, every caller in it gets StoreError, and the next batch
-starts on a new connection, so the store works again as soon as the cause is gone. An operation must not touch anything but its
-connection: it may not run at all if its caller was cancelled. What databases do differently is behind Engine (engine.py).
+starts on a new connection, so the store works again as soon as the cause is gone; a caller with patience hears of it only when that has
+run out. An operation must not touch anything but its connection: it may not run at all if its caller was cancelled. What databases do differently is behind Engine (engine.py).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from areal.base.errors import StoreError, StoreUnready
+from areal.base.errors import StoreAway, StoreError, StoreUnready
 from areal.store.sql.engine import Connection, Engine
+from areal.store.sql.readers import Readers
 from areal.store.sql.schema import check_current, migrate
 
 T = TypeVar("T")
@@ -40,8 +40,7 @@ BATCH = 64  # operations per commit: enough to hide the fsync, short enough that
 # A commit that is faster takes half as many: so little is gained by sharing it that one half of the callers had better be at work while
 # the other half is at the disk (64 callers in one commit all wait for each other). Copying 64 rows to the log takes 2 ms of it.
 FAST_COMMIT_S = 0.004
-READERS = 2
-AGAIN_S = 0.5  # between two tries of a write that has patience
+AGAIN_S = 0.5  # between two tries of what has patience
 SAY_S = 30.0  # between two log lines about them
 CLOSE_S = (
     60.0  # the longest wait for the last commit: other processes of the run are stopped only after the store is closed
@@ -124,10 +123,12 @@ class _Attempt:
 class Database:
     """See the module. Safe to use from several event loops and threads of one process; not across fork."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, patience_s: float = 0.0) -> None:
         """Open the database, or make it, and bring its tables up to date; a read-only one must be there and up to date, and every
-        write raises StoreError. Raises StoreError."""
+        write raises StoreError. patience_s: how long reads and writes wait for a server that has gone away since (not this
+        call). Raises StoreError."""
         self.engine = engine
+        self._patience_s = patience_s
         try:
             self._writer_connection: Connection | None = self._connect()
         except engine.errors as error:
@@ -142,22 +143,35 @@ class Database:
         self._said_at = -SAY_S
         self._thread = threading.Thread(target=self._write_until_closed, name="store writer", daemon=True)
         self._thread.start()
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store reader")
-        self._local = threading.local()
-        self._reader_connections: list[Connection] = []
+        self._readers = Readers(engine, self._connect)
 
     # -- callers -----------------------------------------------------------------------------------
 
-    async def write(self, operation: Operation[T], *, patience_s: float = 0.0, many: Many | None = None) -> T:
-        """Run `operation` inside the next transaction; returns its result once that is on disk. While the database cannot write,
-        it is tried again for patience_s seconds; StoreUnready is raised only then. With patience, an operation must bear being
-        run again after a commit whose answer was lost. many: how it runs together with others like it; its result is None then."""
+    async def write(
+        self, operation: Operation[T], *, patience_s: float | None = None, once: bool = False, many: Many | None = None
+    ) -> T:
+        """Run `operation` inside the next transaction; returns its result once that is on disk. While the server is away, it is tried
+        again for as long as this database has patience; with a patience_s of its own for so many seconds, and whatever the
+        database cannot write for. StoreUnready is raised only then. An operation must bear being run again after a
+        commit whose answer was lost; one that does not says `once`, and gets the error. many: how it runs together with
+        others like it; its result is None then."""
+        own = self._patience_s if patience_s is None else patience_s
+        return await self._patiently(
+            lambda: self._queued(operation, many), own, whatever=patience_s is not None, once=once
+        )
+
+    async def _patiently(
+        self, call: Callable[[], Awaitable[T]], patience_s: float, *, whatever: bool = False, once: bool = False
+    ) -> T:
+        """Call again while the server is away, or whatever else passes by itself, for patience_s seconds."""
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                return await self._queued(operation, many)
+                return await call()
             except StoreUnready as error:
-                if time.monotonic() >= deadline:
+                passes = whatever or isinstance(error, StoreAway)
+                done = once and isinstance(error, StoreAway) and error.uncertain
+                if time.monotonic() >= deadline or done or not passes:
                     raise
                 self._say(error)
                 await asyncio.sleep(AGAIN_S)
@@ -181,13 +195,19 @@ class Database:
             except self.engine.errors as error:
                 raise self.engine.refused(error) from error
 
-        await asyncio.get_running_loop().run_in_executor(self._readers, scrub)
+        await self._readers.call(scrub)
 
-    async def read(self, operation: Operation[T]) -> T:
-        """Run `operation` on a read-only connection, all its SELECTs on one snapshot."""
+    async def read(self, operation: Operation[T], *, patience_s: float | None = None) -> T:
+        """Run `operation` on a read-only connection, all its SELECTs on one snapshot. While the server is away, it is tried again for
+        patience_s seconds, where nothing is said for as long as this database has patience. Raises StoreError."""
+        return await self._patiently(
+            lambda: self._looked(operation), self._patience_s if patience_s is None else patience_s
+        )
+
+    async def _looked(self, operation: Operation[T]) -> T:
         if self._closed:
             raise StoreError(f"the store {self.engine.name} is closed; open it again")
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, operation)
+        return await self._readers.look(operation)
 
     async def close(self) -> None:
         """Commit what is queued, then let go of the file. A disk that hangs holds nobody for more than CLOSE_S. Closing twice does
@@ -199,10 +219,10 @@ class Database:
         await asyncio.get_running_loop().run_in_executor(None, self._finish)
 
     def _say(self, error: StoreUnready) -> None:
-        """To the log, at most every SAY_S seconds: writers wait for what it names."""
+        """To the log, at most every SAY_S seconds: callers wait for what it names."""
         if time.monotonic() - self._said_at >= SAY_S:
             self._said_at = time.monotonic()
-            _log.warning("records wait: %s", error)
+            _log.warning("this process waits for its store: %s", error)
 
     # -- the writer thread -------------------------------------------------------------------------
 
@@ -239,6 +259,7 @@ class Database:
 
     def _commit(self, batch: list[_Write[Any]]) -> None:
         """One transaction with `batch` and what queues up until the lock is ours."""
+        committing = False
         try:
             try:
                 connection = self._run(batch)
@@ -249,7 +270,7 @@ class Database:
                 self._abandon_connection()
                 connection = self._run(batch)
             self._tell()
-            start = time.perf_counter()
+            start, committing = time.perf_counter(), True
             connection.execute("COMMIT")
             self._limit = BATCH // 2 if time.perf_counter() - start < FAST_COMMIT_S else BATCH
         except (StoreError, self.engine.errors) as error:
@@ -258,8 +279,13 @@ class Database:
                 error if isinstance(error, StoreError) else self.engine.refused(error)
             )  # connecting says it itself
             self._tell()
+            uncertain = committing and isinstance(refused, StoreAway)
+            self._fail(
+                batch,
+                StoreAway(f"{refused}; what was being committed may be kept", uncertain=True) if uncertain else refused,
+            )
             # What waits behind would only wait for the same failure again.
-            self._answer(self._fail(batch + self._drain(limit=None), refused))
+            self._answer(batch + self._fail(self._drain(limit=None), refused))
         else:
             self._committed = batch
 
@@ -315,33 +341,10 @@ class Database:
 
     # -- readers and the file ----------------------------------------------------------------------
 
-    def _read(self, operation: Operation[T]) -> T:
-        try:
-            try:
-                return self._look(operation)
-            except self.engine.errors:
-                connection = getattr(self._local, "connection", None)
-                if connection is None or not self.engine.lost(connection):
-                    raise
-                return self._look(operation)
-        except self.engine.errors as error:
-            raise self.engine.refused(error) from error
-
-    def _look(self, operation: Operation[T]) -> T:
-        connection: Connection | None = getattr(self._local, "connection", None)
-        if connection is None or self.engine.lost(connection):
-            connection = self._local.connection = self._connect()
-            self._reader_connections.append(connection)
-        self.engine.begin_read(connection)
-        try:
-            return operation(connection)
-        finally:
-            self.engine.end_read(connection)
-
     def _finish(self) -> None:
+        deadline = time.monotonic() + CLOSE_S
         self._thread.join(CLOSE_S)
-        if self._thread.is_alive():
-            self._readers.shutdown(wait=False, cancel_futures=True)
+        if self._thread.is_alive() or not self._readers.close(max(0.0, deadline - time.monotonic())):
             _log.error(
                 "the store %s has not answered for %g s: this process ends without it. What it had not answered may not be kept; look at "
                 "its disk or server",
@@ -349,9 +352,6 @@ class Database:
                 CLOSE_S,
             )
             return
-        self._readers.shutdown(wait=True)
-        for connection in self._reader_connections:
-            connection.close()
         self._abandon_connection()
 
     def _connect(self) -> Connection:

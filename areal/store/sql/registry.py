@@ -14,6 +14,7 @@ from areal.store.sql.database import Database
 from areal.store.sql.engine import Connection
 
 ALIVE_S = 10.0  # five missed heartbeats
+AT_ONCE_S = 0.0  # nobody waits for a server here: the next beat comes soon, and who asks keeps the former answer
 
 
 class SqlRegistry:
@@ -25,17 +26,20 @@ class SqlRegistry:
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         await self._database.write(
-            lambda connection: _heartbeat(connection, worker, self._clock(), one_host=self._database.engine.one_host)
+            lambda connection: _heartbeat(connection, worker, self._clock(), one_host=self._database.engine.one_host),
+            patience_s=AT_ONCE_S,
         )
 
     async def workers(self, alive_within_s: float = ALIVE_S) -> tuple[WorkerInfo, ...]:
-        return await self._database.read(lambda connection: _workers(connection, self._clock() - alive_within_s))
+        return await self._database.read(
+            lambda connection: _workers(connection, self._clock() - alive_within_s), patience_s=AT_ONCE_S
+        )
 
     async def leave(self, worker_id: str) -> None:
         def leave(connection: Connection) -> None:
             connection.execute("DELETE FROM workers WHERE id = ?", (worker_id,))
 
-        await self._database.write(leave)
+        await self._database.write(leave, patience_s=AT_ONCE_S)
 
 
 def _heartbeat(connection: Connection, worker: WorkerInfo, now: float, *, one_host: bool) -> None:

@@ -42,7 +42,9 @@ class SqlSessions:
         if request.request_id is not None:
             _check_id("request_id", request.request_id)
         self._database.engine.check_room()
-        return await self._database.write(lambda connection: _begin(connection, request, self._clock()))
+        return await self._database.write(
+            lambda connection: _begin(connection, request, self._clock()), once=request.request_id is None
+        )
 
     async def live(self, key_hash: str) -> Session | None:
         return await self._database.read(lambda connection: _one(connection, _NEWEST_OF_KEY, key_hash))
@@ -105,7 +107,7 @@ class SqlSessions:
             still = _idle(connection, idle_since, set(busy), worker)
             return tuple(_end(connection, session_id, "expired", self._clock()) for session_id in still)
 
-        return await self._database.write(expire)
+        return await self._database.write(expire, once=True)  # the sessions that it ended are told once
 
 
 # -- inside the transaction ------------------------------------------------------------------------

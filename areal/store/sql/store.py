@@ -19,8 +19,8 @@ from areal.store.sql.upkeep import SqlUpkeep
 class SqlStore:
     """Store. Opening makes the tables if they are not there; `async with` closes it."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        self._database = Database(engine)
+    def __init__(self, engine: Engine, clock: Callable[[], float], *, patience_s: float = 0.0) -> None:
+        self._database = Database(engine, patience_s=patience_s)
         self.sessions: SessionStore = SqlSessions(self._database, clock)
         self.training: TrainingStore = SqlTraining(self._database, clock)
         self.rewards: RewardStore = SqlRewards(self._database, clock)
