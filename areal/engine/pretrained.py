@@ -91,7 +91,7 @@ def weight_files_of(model: Any, parts: Mapping[str, Parts], folder: Path) -> Wei
     shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in without_twins(model):
         shapes |= {part: part_shape(place, tuple(tensor.shape)) for part, place in parts[name].items()}
-    files.check(shapes)
+    files.check(shapes, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     if biased := [name for name in files.shapes if name.endswith("e_score_correction_bias") and name not in shapes]:
         raise ConfigError(f"{folder}: {type(model).__name__} knows no {biased[0]}; train this model with archon:")
     return files

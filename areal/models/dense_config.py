@@ -256,24 +256,31 @@ def _refuse_what_we_would_ignore(raw: Mapping[str, Any], path: Path) -> None:
 
 
 def _read_rope(raw: Mapping[str, Any], path: Path) -> Rope:
-    """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` + `rope_scaling` (before)."""
-    said: dict[str, Any] = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(said.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` + `rope_scaling` (before), which counts where both stand, as it does there."""
+    said: dict[str, Any] = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     scaling = str(said.get("rope_type", said.get("type", "default")))
-    if scaling == "default":
-        return Rope(theta=theta)
-    if scaling == "linear":
-        return Rope(theta=theta, scaling=scaling, factor=float(said["factor"]))
+    if scaling not in ("default", "linear", "llama3"):
+        raise ConfigError(f"{path}: rope scaling {scaling!r} is not computed natively; known: default, linear, llama3")
+    for key, value in said.items():
+        if isinstance(value, dict) or (key == "partial_rotary_factor" and value not in (None, 1)):
+            raise ConfigError(
+                f"{path}: {key}={value!r:.80} in its rope is not computed natively; choose a model without it"
+            )
+    rope = Rope(theta=float(said.get("rope_theta", raw.get("rope_theta", 10000.0))), scaling=scaling)
+    if scaling != "default":
+        rope = replace(rope, factor=float(said["factor"]))
     if scaling == "llama3":
-        return Rope(
-            theta=theta,
-            scaling=scaling,
-            factor=float(said["factor"]),
+        rope = replace(
+            rope,
             low_freq_factor=float(said["low_freq_factor"]),
             high_freq_factor=float(said["high_freq_factor"]),
             original_positions=int(said["original_max_position_embeddings"]),
         )
-    raise ConfigError(f"{path}: rope scaling {scaling!r} is not computed natively; known: default, linear, llama3")
+    if min(rope.theta, rope.factor, rope.low_freq_factor) <= 0 or rope.high_freq_factor <= rope.low_freq_factor:
+        raise ConfigError(
+            f"{path}: {said!r:.200} are no rotary positions: theta and factors are above 0, the high one above the low"
+        )
+    return rope
 
 
 def _read_eos_ids(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:

@@ -8,13 +8,14 @@
 
 One file (`model.safetensors`) or several under `model.safetensors.index.json`. A name in the index is a plain file name
 inside the folder: anything else is refused unread (T111). Tied heads appear once: a redundant lm_head.weight is dropped, one
-that differs is refused.
+that differs is refused. So is a folder whose layers have weights that the net has not: without them it would be another model.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ _COMPARED_BYTES = 64 << 20
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
 
+_IN_LAYER = re.compile(r"(|.*\.)(layers|h|blocks)\.\d+\..*\.(weight|bias)")
+"""Tables of positions and masks, which old checkpoints have in their layers, are called otherwise."""
+
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
@@ -43,10 +47,12 @@ def load_tensors(folder: Path, shapes: Shapes, optional: Shapes = _NONE) -> dict
     """Every parameter of `shapes` from the folder, and what there is of `optional`, in the files' own dtype. Raises ConfigError naming the file."""
     tensors: dict[str, Tensor] = {}
     ends: dict[str, Path] = {}
+    names: list[str] = []
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (no mapping)
+                    names.append(name)
                     if name in TIED:
                         ends[name] = path
                     if name in shapes or name in optional:
@@ -59,7 +65,20 @@ def load_tensors(folder: Path, shapes: Shapes, optional: Shapes = _NONE) -> dict
         check_tensors(tensors, shapes, optional)
     except ShapeError as error:
         raise ConfigError(f"{folder}: {error}; its config.json and weights do not belong together") from error
+    refuse_more(folder, names, {**shapes, **optional})
     return tensors
+
+
+def refuse_more(folder: Path, names: Iterable[str], shapes: Shapes, ignored: Sequence[str] = ()) -> None:
+    """Raises ConfigError where a layer in the files has a map, norm or bias that the net has not, or there are more layers. ignored: patterns of names that
+    the net's family knows and leaves out."""
+    stems = {found.group(1, 2) for found in map(_IN_LAYER.fullmatch, shapes) if found}
+    for name in names:
+        found = None if name in shapes else _IN_LAYER.fullmatch(name)
+        if found and found.group(1, 2) in stems and not any(re.search(pattern, name) for pattern in ignored):
+            raise ConfigError(
+                f"{folder} has a weight {name!r}, and the net that its config.json describes has not: they do not belong together"
+            )
 
 
 def refuse_untied(folder: Path, files: Mapping[str, Path]) -> None:
@@ -113,8 +132,8 @@ class WeightFiles:
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} cannot be read: {error}; download or convert the model again") from error
 
-    def check(self, shapes: Shapes) -> None:
-        """Raises ConfigError unless every name of `shapes` is there, in its shape, as plain floating-point numbers."""
+    def check(self, shapes: Shapes, ignored: Sequence[str] = ()) -> None:
+        """Raises ConfigError unless every name of `shapes` is there, in its shape, as plain floating-point numbers, and as `refuse_more`."""
         for name, shape in shapes.items():
             if name not in self.shapes:
                 raise ConfigError(
@@ -130,6 +149,7 @@ class WeightFiles:
                     f"{self.folder}: {name} holds {self._kinds[name]}, and a net is trained from floating-point weights; take the model "
                     "as it was before it was quantised"
                 )
+        refuse_more(self.folder, self.shapes, shapes, ignored)
 
     def refuse_untied(self, names: tuple[str, ...]) -> None:
         """Raises ConfigError where more than one of the names, which config.json ties to one, is there and they differ (T082)."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from transformers import (
 )
 
 from areal.base.errors import ConfigError, ShapeError
+from areal.engine.archon import load_archon
 from areal.engine.model import load_policy
+from areal.engine.parallel.world import World
 from areal.models.dense import DenseNet, causal
 from areal.models.dense_config import read_config
 from areal.models.hf_weights import check_tensors, load_tensors, weight_files
@@ -183,6 +187,35 @@ def test_weights_of_another_shape_are_refused_naming_the_tensor(llama: Path) -> 
         load_tensors(llama, shapes)
 
 
+def _to_trainer(folder: Path) -> None:
+    load_archon(folder, World.alone(), dtype="float32")
+
+
+def _to_trainer_of_any(folder: Path) -> None:
+    load_policy(folder, dtype="float32")
+
+
+def _to_sampler(folder: Path) -> None:
+    DenseNet.load(folder, dtype=torch.float32, device=CPU, positions=8)
+
+
+@pytest.mark.parametrize("load", [_to_trainer, _to_trainer_of_any, _to_sampler])
+@pytest.mark.parametrize(
+    "name", ["layers.2.mlp.up_proj.weight", "layers.1.self_attn.q_norm.weight", "layers.0.self_attn.q_proj.bias"]
+)
+def test_a_layer_with_more_weights_than_the_net_has_is_refused(
+    llama: Path, name: str, load: Callable[[Path], None]
+) -> None:
+    """transformers would leave them out with a warning, and go on with another model."""
+    tensors = load_file(llama / "model.safetensors")
+    tables = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "v_head.weight": torch.ones(3)}
+    save_file(tensors | tables, llama / "model.safetensors")
+    load(llama)
+    save_file(tensors | {f"model.{name}": torch.ones(48)}, llama / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"has a weight 'model\.{re.escape(name)}', and the net"):
+        load(llama)
+
+
 def test_tied_heads_appear_once_and_a_redundant_one_is_let_through(llama: Path) -> None:
     shapes = read_config(llama).parameter_shapes()
     assert "lm_head.weight" not in shapes
@@ -210,6 +243,10 @@ def test_tied_heads_appear_once_and_a_redundant_one_is_let_through(llama: Path) 
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
+        ({"rope_parameters": LINEAR_ROPE, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn'"),
+        ({"rope_parameters": LINEAR_ROPE | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 in its rope"),
+        ({"rope_parameters": {"full_attention": LINEAR_ROPE}}, "full_attention=.* in its rope is not computed"),
+        ({"rope_parameters": LINEAR_ROPE | {"factor": 0}}, "theta and factors are above 0"),
         ({"num_attention_heads": "many"}, "many"),
         ({"num_key_value_heads": 4}, "multiple of num_key_value_heads"),
     ],
