@@ -6,7 +6,7 @@
     critic_beside(path)                                # checkpoints/critic-000120, where a critic is trained too
 
 The mark (`checkpoint.json`) is the last file written into a folder before that gets its name. It lists every other file with
-its size and checksum, so a file that was cut, lost, altered or left over from another save is seen. A folder that holds
+its size and checksum, and carries its own, so a file that was cut, lost, altered or left over from another save is seen. A folder that holds
 `recovery/` is a place to go on from; one without is a model and nothing more. Whoever loads a checkpoint's state goes through
 here and through engine/checkpoint.py. Used by rollout/snapshots.py and rollout/recovery.py.
 """
@@ -27,8 +27,12 @@ from areal.base.digests import checksum, file_damage, safetensors_damage
 from areal.base.errors import CheckpointError
 
 MARK = "checkpoint.json"
-FORMAT = 3
-_READ = (2, FORMAT)  # 2 was the same, with all state in recovery/optimizer.safetensors
+FORMAT = 4
+_READ = (
+    2,
+    3,
+    FORMAT,
+)  # 3 was the same without the mark's own checksum, 2 had all state in recovery/optimizer.safetensors
 STATE = "recovery/state.json"
 MODEL = "model.safetensors"
 ADAPTER = "adapter/adapter_model.safetensors"
@@ -46,12 +50,13 @@ class File:
 @dataclass(frozen=True, slots=True)
 class Mark:
     """What a checkpoint says of itself. files: by their path inside the folder. about: what the controller wrote beside them,
-    see rollout/snapshots.py."""
+    see rollout/snapshots.py. checksum: of all this, set by write_mark."""
 
     format: int
     step: int
     files: Mapping[str, File]
     about: Mapping[str, Any] = field(default_factory=dict)
+    checksum: str = ""
 
     @property
     def resumable(self) -> bool:
@@ -91,7 +96,7 @@ def critic_beside(folder: Path) -> Path:
 
 
 def read_mark(folder: Path) -> Mark:
-    """The completion mark. Raises CheckpointError where it is missing, unreadable or of another format."""
+    """The completion mark. Raises CheckpointError where it is missing, unreadable, altered or of another format."""
     path = folder / MARK
     try:
         mark = msgspec.json.decode(path.read_bytes(), type=Mark)
@@ -105,12 +110,15 @@ def read_mark(folder: Path) -> Mark:
         raise CheckpointError(
             f"{folder} is of format {mark.format}, this version reads {' and '.join(map(str, _READ))}; use the version of areal that wrote it"
         )
+    if mark.checksum != _checksum(mark) and (mark.checksum or mark.format == FORMAT):
+        raise CheckpointError(f"{path} is not what was written; use an earlier checkpoint")
     return mark
 
 
 def write_mark(folder: Path, mark: Mark) -> None:
     """Put the mark in place, whole and durable; the last thing that happens to a checkpoint."""
-    write_atomic(folder / MARK, json.dumps(asdict(mark), indent=1).encode() + b"\n")
+    text = json.dumps(asdict(replace(mark, checksum=_checksum(mark))), indent=1)
+    write_atomic(folder / MARK, text.encode() + b"\n")
 
 
 def describe(path: Path) -> File:
@@ -161,6 +169,10 @@ def without_recovery(folder: Path) -> None:
     mark = read_mark(folder)
     kept = {name: file for name, file in mark.files.items() if not name.startswith("recovery/")}
     write_mark(folder, replace(mark, files=kept))
+
+
+def _checksum(mark: Mark) -> str:
+    return checksum(json.dumps(asdict(replace(mark, checksum="")), sort_keys=True).encode())
 
 
 def _wants_critic(mark: Mark) -> bool:

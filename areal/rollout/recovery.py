@@ -79,7 +79,7 @@ def newest_good(folder: Path, mode: RecoverMode = "auto") -> Snapshot | None:
     for candidate in checkpoints(folder):
         if _only_a_model(candidate.path):
             continue
-        reason = damage(candidate.path, recovery=True)
+        reason = damage(candidate.path, recovery=True) or _misnamed(candidate)
         if reason is None:
             good = candidate
             break
@@ -116,6 +116,11 @@ def _only_a_model(path: Path) -> bool:
         return not read_mark(path).resumable
     except CheckpointError:
         return False
+
+
+def _misnamed(candidate: Snapshot) -> str | None:
+    step = read_mark(candidate.path).step
+    return None if step == candidate.step else f"{candidate.path} was renamed or copied: it is of step {step}"
 
 
 def _set_aside(path: Path) -> Path:

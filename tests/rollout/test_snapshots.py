@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +309,42 @@ def test_T081_a_resume_passes_over_what_is_not_whole_says_so_and_sets_it_aside(
     assert "it has no checkpoint.json" in caplog.messages[1]
     assert names(tmp_path) == ["latest", "step-000010", "step-000020.damaged", "step-000030.damaged", "step-000040"]
     assert newest_good(tmp_path, "on") == found
+
+
+def test_T081_no_bit_of_the_mark_can_change_unseen(tmp_path: Path) -> None:
+    """Else a good state passes for a mere model, or loses its critic, without a word."""
+    about = {
+        "kept_for": ["recover"],
+        "version": asdict(Version(3, 20, "abcd")),
+        "origin": {"path": "tiny"},
+        "critic": True,
+    }
+    mark = folder_of(tmp_path / "step-000020", 20, about=about) / "checkpoint.json"
+    before, whole = read_mark(mark.parent), mark.read_bytes()
+    for at in range(len(whole) * 8):
+        changed = bytearray(whole)
+        changed[at // 8] ^= 1 << at % 8
+        mark.write_bytes(changed)
+        try:
+            assert read_mark(mark.parent) == before, changed[at // 8 - 20 : at // 8 + 20]  # only a space between
+        except CheckpointError:
+            continue
+    mark.write_text(json.dumps({**json.loads(whole), "format": 3, "checksum": ""}))
+    assert read_mark(mark.parent) == replace(before, format=3, checksum=""), "an earlier release's has none"
+
+
+def test_a_state_under_another_steps_name_is_no_place_to_go_on_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(folder_of(tmp_path / "step-000010", 10), tmp_path / "step-000090")
+    with pytest.raises(
+        CheckpointError, match=r"step-000090 was renamed or copied: it is of step 10\. The last good one is"
+    ):
+        newest_good(tmp_path, "on")
+    found = newest_good(tmp_path)
+    assert found is not None
+    assert found.step == 10
+    assert "it is of step 10. It stands as step-000090.damaged now" in caplog.text
 
 
 def test_a_run_whose_every_state_is_damaged_does_not_begin_anew(tmp_path: Path) -> None:

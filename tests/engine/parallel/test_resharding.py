@@ -128,13 +128,13 @@ def test_experts_their_balance_and_the_routers_biases_go_along(
 def test_a_checkpoint_of_the_format_before_is_gone_on_from(
     pool: Pool, tiny_dir: Path, group_rows: GroupRows, tmp_path: Path
 ) -> None:
-    """Format 2: all state whole in one file, of another name."""
+    """Format 2: all state whole in one file, of another name; and the mark without a checksum of its own."""
     rows, path = group_rows(groups=3), tmp_path / "step-000002"
     alone(Case("archon:d1", str(tiny_dir), rows, steps=2, saved_to=str(path)))
     straight = alone(Case("archon:d1", str(tiny_dir), rows, steps=3))
     (path / "recovery/pieces-0.safetensors").rename(path / "recovery/optimizer.safetensors")
     text = (path / "checkpoint.json").read_text().replace("pieces-0", "optimizer")
-    (path / "checkpoint.json").write_text(json.dumps(json.loads(text) | {"format": 2}))
+    (path / "checkpoint.json").write_text(json.dumps(json.loads(text) | {"format": 2, "checksum": ""}))
     assert damage(path, recovery=True) is None
     after = pool.run(Case("archon:d2", str(tiny_dir), rows, steps=1, restored_from=str(path)))
     assert all(apart(tensor, straight.weights[name]) <= 1e-6 for name, tensor in after.weights.items())
