@@ -13,6 +13,7 @@ file or a variable is wrong · 3 the key · 4 base_url · 5 the model id.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from areal.config.supported import placeholders
 from areal.config.upstream import ROLES, ApiGatewayConfig, ModelRoute, ModelRoutingConfig
 from areal.inference.upstream.answers import read_answer
 from areal.inference.upstream.client import check_key
+from areal.inference.upstream.proxies import proxy_for
 from areal.inference.upstream.routes import Route
 
 ROUTER_FILE = "configs/taotoken_router.yaml"
@@ -69,7 +71,7 @@ def _settings(path: Path, role: str | None) -> tuple[ApiGatewayConfig, str, Mode
     wrong = [line for line in placeholders(config) if line.startswith(("api_gateway.", f"model_routing.{role}."))]
     if wrong:
         raise ArealError("\n".join(wrong))
-    openai_base(gateway.base_url)
+    proxy_for(openai_base(gateway.base_url), os.environ)
     check_key(gateway.api_key)
     return gateway, role, route
 
@@ -80,11 +82,16 @@ def _missing(path: Path, section: str) -> ArealError:
 
 def _ask(gateway: ApiGatewayConfig, route: Route) -> int:
     base_url = openai_base(gateway.base_url)
-    client = openai.OpenAI(base_url=base_url, api_key=gateway.api_key, max_retries=0, timeout=route.timeout_s)
+    # The gateway's proxy, and no redirect followed, or this would say yes where the gateway cannot.
+    http = openai.DefaultHttpxClient(proxy=proxy_for(base_url, os.environ), trust_env=False, follow_redirects=False)
+    client = openai.OpenAI(
+        base_url=base_url, api_key=gateway.api_key, max_retries=0, timeout=route.timeout_s, http_client=http
+    )
     try:
-        answered = client.chat.completions.with_raw_response.create(
-            model=route.model_id, messages=[{"role": "user", "content": "回复两个字：通了"}], max_tokens=16
-        ).http_response
+        with client:
+            answered = client.chat.completions.with_raw_response.create(
+                model=route.model_id, messages=[{"role": "user", "content": "回复两个字：通了"}], max_tokens=16
+            ).http_response
     except openai.APITimeoutError:
         return _say(
             FAILED,
@@ -101,9 +108,8 @@ def _ask(gateway: ApiGatewayConfig, route: Route) -> int:
     try:
         answer = read_answer(route, answered.status_code, answered.headers, answered.content)
     except UpstreamError as error:
-        return _say(
-            _at_fault(error.status, answered.text), f"{error}\nthe channel's answer: {_shown(answered.text)}", route
-        )
+        part = BASE_URL if answered.is_redirect else _at_fault(error.status, answered.text)
+        return _say(part, f"{error}\nthe channel's answer: {_shown(answered.text)}", route)
     print(answer["choices"][0]["message"].get("content"))
     return 0
 
@@ -120,7 +126,8 @@ def _at_fault(status: int, body: str) -> int:
 
 
 def _shown(body: str) -> str:
-    return body if len(body) <= 2000 else f"{body[:2000]}… ({len(body)} characters)"
+    said = redact(body)  # before it is cut: half a key is not known as one
+    return said if len(said) <= 2000 else f"{said[:2000]}… ({len(body)} characters)"
 
 
 def _say(code: int, text: str, route: Route | None = None) -> int:

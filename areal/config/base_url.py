@@ -15,8 +15,9 @@ import re
 from urllib.parse import urlsplit
 
 from areal.base.errors import ConfigError
+from areal.base.redact import hint, redact
 
-_VERSION = re.compile(r"v\d+[a-z0-9]*")
+_VERSION = re.compile(r"v\d+[a-z0-9.]*", re.IGNORECASE)
 _KEY = "api_gateway.base_url"
 
 
@@ -32,9 +33,9 @@ def openai_base(base_url: str) -> str:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{_KEY}={text!r} is no URL ({error}); write https://HOST/PATH") from None
+        raise ConfigError(f"{_KEY}={_shown(text)!r} is no URL ({error}); write https://HOST/PATH") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{_KEY}={text!r} is no http or https URL; write https://HOST/PATH")
+        raise ConfigError(f"{_KEY}={_shown(text)!r} is no http or https URL; write https://HOST/PATH")
     if parts.query or parts.fragment or parts.username or parts.password:
         raise ConfigError(
             f"{_KEY} holds more than an address; take the query or user name out, the key goes to api_gateway.api_key"
@@ -50,3 +51,8 @@ def openai_base(base_url: str) -> str:
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     place = host if port is None else f"{host}:{port}"
     return "/".join([f"{parts.scheme}://{place}", *names, *([] if versions else ["v1"])])
+
+
+def _shown(text: str) -> str:
+    """Without a password, nor a key that was put here by mistake."""
+    return redact(hint(text) if "://" in text else text)

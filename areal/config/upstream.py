@@ -55,7 +55,7 @@ class ModelRoute(Section):
     """Budget of calls in any 60 s; beyond it 429 with Retry-After, which scoring waits for. null = no bound."""
     budget_tokens: int | None = Field(None, ge=1)
     """Budget of prompt and output tokens in the life of one gateway; once spent, 429, and a run that it rewards starts no session. As the channel
-    reports them; where it does not, or the reader of a stream left before its end, one for 4 bytes sent and one for each event
+    reports them; where it does not, or nobody waited for the end (a caller that left, a time-out), one for 4 bytes sent and one for each event
     received. Calls under way are finished, so up to `concurrency` of them go beyond it. null = no bound. Set it where a judge costs money."""
 
 

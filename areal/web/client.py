@@ -13,9 +13,11 @@ UnexpectedAnswer, which keeps the status and the decoded body. No retries here: 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
@@ -28,6 +30,8 @@ from areal.base.redact import redact
 from areal.web.sse import SseDecoder, SseEvent
 
 _SNIPPET = 300  # characters of a foreign body that may stand in a message
+_LOOKED_AT = 30_000  # of which secrets are taken out before they are cut to that: half a key is not known as one
+_LONGEST_WAIT_S = 365 * 86400.0  # a Retry-After of more means never
 
 
 class UnexpectedAnswer(BackendError):
@@ -47,7 +51,12 @@ class UnexpectedAnswer(BackendError):
         return None
 
 
-def open_session(*, bearer: str | None = None, trust_env: bool = False, connections: int = 0) -> aiohttp.ClientSession:
+def open_session(
+    *,
+    bearer: str | None = None,
+    connections: int = 0,
+    trace: aiohttp.TraceConfig | None = None,
+) -> aiohttp.ClientSession:
     """A raw aiohttp session with our defaults: no proxies, no cookies, no total time-out, 10 s to connect.
 
     connections: most open at once; 0 = no bound (a bound would make sessions wait for each other)."""
@@ -56,9 +65,10 @@ def open_session(*, bearer: str | None = None, trust_env: bool = False, connecti
         connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=30),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         headers=headers,
-        trust_env=trust_env,
+        trust_env=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=True,
+        trace_configs=None if trace is None else [trace],
     )
 
 
@@ -156,13 +166,14 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds of a Retry-After in either of its forms; None where there is none that can be read."""
     text = headers.get("Retry-After", "").strip()
     try:
-        return max(0.0, float(text))
+        wait_s = float(text)
     except ValueError:
-        pass  # then it is a date, if anything
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return None
+        try:  # then it is a date, if anything; one without a zone is in UTC
+            at = parsedate_to_datetime(text)
+            wait_s = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return None if math.isnan(wait_s) else min(max(0.0, wait_s), _LONGEST_WAIT_S)
 
 
 def reason_of(body: Any) -> str:
@@ -177,6 +188,6 @@ def reason_of(body: Any) -> str:
 
 
 def _snippet(data: bytes) -> str:
-    text = " ".join(data.decode("utf-8", "replace").split())
+    text = redact(" ".join(data.decode("utf-8", "replace").split())[:_LOOKED_AT])
     text = text if len(text) <= _SNIPPET else text[:_SNIPPET] + "…"
-    return redact(text) or "an empty body"
+    return text or "an empty body"

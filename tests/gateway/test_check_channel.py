@@ -78,6 +78,26 @@ def test_it_says_which_of_the_three_is_wrong_and_shows_what_the_channel_said(che
     assert (code, "the base_url is wrong" in said) == (4, True)
 
 
+def test_it_goes_the_way_that_the_gateway_goes(check: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redirect that an SDK follows, and proxies as the gateway reads them."""
+    with StubChannel(chat("通了")) as channel, StubChannel() as other:
+        other.default = Reply(308, b"", headers=(("Location", f"{channel.url}/v1/chat/completions"),))
+        code, _, said = check(other.url)
+        assert (code, "put the address that it names into api_gateway.base_url" in said) == (4, True), said
+        monkeypatch.setenv("all_proxy", "socks5://me:hunter22@127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "")
+        code, _, said = check(channel.url)
+        assert (code, "is no HTTP proxy" in said, "hunter22" in said) == (2, True, False), said
+        assert channel.calls == []
+        monkeypatch.setenv("no_proxy", "127.0.0.0/8")
+        assert check(channel.url)[0] == 0
+
+
+def test_T108_half_a_key_at_the_end_of_a_long_answer_is_not_shown(check: Callable[..., Said]) -> None:
+    with StubChannel(Reply(401, b"x" * 1990 + KEY.encode())) as channel:
+        assert KEY[:8] not in check(channel.url)[2]
+
+
 @pytest.mark.parametrize(
     ("key", "ids", "said"),
     [

@@ -14,7 +14,7 @@ from areal.base.errors import UpstreamError, UpstreamLimit
 from areal.base.guide import situation
 from areal.config.upstream import ApiGatewayConfig, ModelRoute, ModelRoutingConfig
 from areal.inference.upstream.client import CallReport, Channel, wait_before
-from tests.channel.stub import Reply, StubChannel, chat, chunk, error, events, text_stream, zipped
+from tests.channel.stub import SSE, Reply, StubChannel, chat, chunk, error, events, text_stream, zipped
 
 KEY = "upstream-4711-secret"  # not of the shape that is hidden anyway
 ASKED = {"messages": [{"role": "user", "content": "how good is it?"}]}
@@ -190,6 +190,15 @@ BAD_ANSWERS = {  # and what of it the caller reads
     "a choice without message": (b'{"choices": [{"finish_reason": "stop"}]}', "a choice without a message"),
     "a message of another shape": (b'{"choices": [{"message": {"tool_calls": "x"}}]}', "a choice of another shape"),
     "a list": (b"[1, 2]", "[1, 2]"),
+    "a code that is nearly a number": ('{"error": {"message": "odd", "code": "²"}}'.encode(), "an error in the place"),
+    "a reason of another shape": (
+        b'{"choices": [{"message": {"content": "x"}, "finish_reason": {"type": "stop"}}]}',
+        "a choice of another shape",
+    ),
+    "a tool call of another shape": (
+        b'{"choices": [{"message": {"tool_calls": [{"id": 1, "function": {"name": "f"}}]}}]}',
+        "a choice of another shape",
+    ),
 }
 
 
@@ -203,6 +212,36 @@ async def test_T099_a_200_that_is_no_answer_is_502_with_its_cause(stub: StubChan
             assert failed.value.status == 502
             assert shown in str(failed.value)
     assert [(one.attempts, one.status) for one in reports] == [(1, 502), (1, 502)]
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "attempts"),
+    [
+        (b'data: {"id": "x", "choices": []}', 502, 1),
+        (b'data: {"choices": null}', 502, 1),
+        (b'data: {"choices": [], "usage": {"prompt_tokens": 10}}', 502, 1),
+        (b'data: {"object": "error", "message": "limited", "code": 429}', 429, 2),
+        (b'event: error\ndata: {"message": "limited", "code": 429}', 429, 2),
+        (b"event: error\ndata: overloaded", 502, 1),
+    ],
+)
+async def test_T099_a_stream_that_has_no_choice_is_no_answer_either(
+    stub: StubChannel, event: bytes, status: int, attempts: int
+) -> None:
+    stub.default = Reply(body=event + b"\n\ndata: [DONE]\n\n", headers=SSE)
+    async with opened(stub.url, max_retries=1) as (channel, reports):
+        heard: list[dict[str, Any]] = []
+        with pytest.raises(UpstreamError) as failed:
+            await streamed(channel, into=heard)
+    assert (failed.value.status, heard) == (status, [])
+    assert [(one.status, one.attempts) for one in reports] == [(status, attempts)]
+
+
+async def test_T099_events_before_the_first_choice_come_with_it(stub: StubChannel) -> None:
+    stub.default = events(b'{"choices": [], "prompt_filter": 1}', chunk({"content": "al"}, finish_reason="stop"))
+    async with opened(stub.url) as (channel, _):
+        chunks = await streamed(channel)
+    assert ([bool(each["choices"]) for each in chunks], said(chunks)) == ([False, True], "al")
 
 
 async def test_an_answer_beyond_all_measure_is_not_read_to_its_end(
@@ -266,6 +305,10 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "with ids, a retry line and a byte-order mark": {
         "cut": lambda stream: [b"\xef\xbb\xbfid: 1\nretry: 10\n" + stream]
     },
+    "with events that say nothing": {"cut": lambda stream: [b"data:\n\n", stream.replace(b"\n\n", b"\n\ndata\n\n")]},
+    "an event over several lines": {"cut": lambda stream: [stream.replace(b', "choices"', b',\ndata: "choices"')]},
+    "without the last blank line": {"cut": lambda stream: [stream.rstrip()]},
+    "without the last line end of a CR": {"cut": lambda stream: [stream[:-1]], "line_end": b"\r"},
 }
 
 
@@ -273,10 +316,10 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 async def test_T104_a_stream_arrives_once_and_in_order_in_every_legal_spelling(
     stub: StubChannel, spelling: dict[str, Any]
 ) -> None:
-    stub.default = text_stream("eins ", "zwei ", "drei ", "vier", **spelling)
+    stub.default = text_stream("eins ", "zwei ", "drei ", "四", **spelling)
     async with opened(stub.url) as (channel, reports):
         chunks = await streamed(channel)
-    assert said(chunks) == "eins zwei drei vier"
+    assert said(chunks) == "eins zwei drei 四"
     assert [choice["finish_reason"] for each in chunks for choice in each["choices"]] == [None] * 5 + ["stop"]
     assert (reports[0].status, reports[0].prompt_tokens, reports[0].output_tokens) == (200, 10, 5)
     assert stub.calls[0].json["stream"] is True
@@ -327,6 +370,39 @@ async def test_a_stream_that_falls_silent_is_504(stub: StubChannel) -> None:
     assert (failed.value.status, reports[0].attempts) == (504, 1)
 
 
+@pytest.mark.parametrize("wait", ["inf", "9" * 400, "nan", "-5", "soon", "Wed, 21 Oct 2015 07:28:00 +9999999999999"])
+async def test_a_retry_after_of_any_kind_is_no_failure_of_its_own(stub: StubChannel, wait: str) -> None:
+    stub.default = error(429, "busy", retry_after=wait)
+    async with opened(stub.url, max_retries=0) as (channel, _):
+        with pytest.raises(UpstreamError, match="busy") as failed:
+            await complete(channel)
+    assert failed.value.status == 429
+
+
+async def test_an_account_without_money_is_told_so_and_tried_once(stub: StubChannel) -> None:
+    stub.default = error(402, "Insufficient Balance")
+    async with opened(stub.url) as (channel, reports):
+        with pytest.raises(
+            UpstreamError, match=r"nothing left for judge_model \(402: Insufficient Balance\); top it up"
+        ):
+            await complete(channel)
+    assert [(one.status, one.attempts) for one in reports] == [(402, 1)]
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_T108_a_proxy_that_refuses_is_named_without_its_password(
+    stub: StubChannel, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    stub.default = Reply(407, b"who are you?")
+    monkeypatch.setenv(f"{scheme}_proxy", stub.url.replace("://", "://me:hunter22@"))
+    monkeypatch.setenv("no_proxy", "")
+    async with opened(f"{scheme}://channel.invalid") as (channel, reports):
+        with pytest.raises(UpstreamError, match=r"the proxy of the environment .*407.*NO_PROXY") as failed:
+            await complete(channel)
+    assert (failed.value.status, reports[0].attempts) == (502, 1)
+    assert "hunter22" not in f"{failed.value} {reports[0].reason}"
+
+
 @pytest.mark.parametrize(("status", "name"), [(401, "channel-key"), (404, "channel-model"), (429, "channel-rate")])
 async def test_a_refusal_is_told_as_in_the_guide(stub: StubChannel, status: int, name: str) -> None:
     stub.default = Reply(status, b"no")
@@ -358,12 +434,13 @@ async def test_a_redirect_is_not_followed_because_the_key_would_go_with_it(stub:
 
 
 async def test_T108_a_key_that_the_channel_says_back_stays_out_of_error_and_report(stub: StubChannel) -> None:
-    stub.default = error(401, f"Incorrect API key provided: {KEY}")
-    async with opened(stub.url) as (channel, reports):
-        with pytest.raises(UpstreamError, match="Invalid API key") as failed:
-            await complete(channel)
-    assert KEY not in f"{failed.value} {reports[0].reason}"
-    assert "Incorrect API key provided" in reports[0].reason
+    for before in ("", "x" * 258 + " "):  # the second is cut off in the middle of the key
+        stub.default = error(401, f"Incorrect API key provided: {before}{KEY}")
+        async with opened(stub.url) as (channel, reports):
+            with pytest.raises(UpstreamError, match="Invalid API key") as failed:
+                await complete(channel)
+        assert KEY[:12] not in f"{failed.value} {reports[0].reason}"
+        assert "Incorrect API key provided" in reports[0].reason
 
 
 async def test_calls_at_once_are_bounded_and_those_that_wait_too_long_are_429(stub: StubChannel) -> None:
@@ -434,3 +511,31 @@ async def test_a_large_answer_where_a_stream_was_asked_for_is_read_in_pieces(
 
 def batched_bytes(data: Any, size: int) -> Iterator[bytes]:
     return (data[at : at + size] for at in range(0, len(data), size))
+
+
+async def test_a_budget_counts_what_was_sent_and_then_given_up_and_nothing_that_was_refused(stub: StubChannel) -> None:
+    gate = threading.Event()
+    stub.default = Reply(gate=gate)
+    async with opened(stub.url, {"budget_tokens": 10_000}, timeout=3, max_retries=0) as (channel, _):
+        limits = channel._limits["judge_model"]
+        failed = await asyncio.gather(complete(channel), streamed(channel), return_exceptions=True)
+        assert [getattr(one, "status", one) for one in failed] == [504, 504]
+        prompts = [len(call.body) // 4 for call in stub.calls]
+        assert (len(prompts), limits._tokens) == (2, sum(prompts))
+    async with opened(stub.url, {"budget_tokens": 10_000}) as (channel, _):
+        limits = channel._limits["judge_model"]
+        task = asyncio.create_task(complete(channel))
+        await asyncio.to_thread(stub.wait_for_calls, 3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        prompt = len(stub.calls[2].body) // 4
+        assert limits._tokens == prompt
+        gate.set()
+        stub.default = error(429, "busy")
+        with pytest.raises(UpstreamError, match="busy"):
+            await complete(channel)
+        assert limits._tokens == prompt
+    async with opened(StubChannel.refused_url(), {"budget_tokens": 10_000}) as (channel, _):
+        with pytest.raises(UpstreamError, match="not reachable"):
+            await complete(channel)
+        assert channel._limits["judge_model"]._tokens == 0

@@ -43,6 +43,8 @@ def test_T101_every_spelling_of_a_base_url_is_one_path(spelling: str) -> None:
         ("https://h:8443/v1", "https://h:8443/v1/chat/completions"),
         ("https://h/api/paas/v4", "https://h/api/paas/v4/chat/completions"),
         ("https://h/v1beta/openai/", "https://h/v1beta/openai/chat/completions"),
+        ("https://h/API/V1", "https://h/API/V1/chat/completions"),
+        ("https://h/v1.1/", "https://h/v1.1/chat/completions"),
         ("http://[::1]:9/api", "http://[::1]:9/api/v1/chat/completions"),
     ],
 )
@@ -52,7 +54,18 @@ def test_T101_a_version_of_ones_own_stays_the_only_one(base_url: str, path: str)
 
 @pytest.mark.parametrize(
     "base_url",
-    ["h/api", "ftp://h", "http://", "http://h/v1/v1", "http://h/v1?key=sk-secret", "http://u:p@h", "http://h:x/"],
+    [
+        "h/api",
+        "ftp://h",
+        "http://",
+        "http://h/v1/v1",
+        "http://h/v1?key=sk-secret",
+        "http://u:p@h",
+        "http://h:x/",
+        "sk-secret-4711-4712",
+        "ftp://me:sk-secret@h",
+        "http://me:sk-secret@h:x/",
+    ],
 )
 def test_T101_an_address_that_cannot_be_meant_is_refused_with_the_key_that_holds_it(base_url: str) -> None:
     with pytest.raises(ConfigError, match=r"api_gateway\.base_url") as refused:

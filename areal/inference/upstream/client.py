@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 import aiohttp
@@ -31,8 +32,8 @@ from areal.base.logs import Log
 from areal.base.redact import protect, redact
 from areal.config.base_url import endpoint
 from areal.config.upstream import ApiGatewayConfig, ModelRoutingConfig
-from areal.inference.upstream.answers import Json, as_chunks, read_answer, read_chunk, usage_of
-from areal.inference.upstream.limits import RouteLimits
+from areal.inference.upstream.answers import Json, as_chunks, read_answer, read_chunk, usage_of, without_choices
+from areal.inference.upstream.limits import RouteLimits, Spend
 from areal.inference.upstream.proxies import proxy_for
 from areal.inference.upstream.routes import Route, routes_of
 from areal.web.client import open_session
@@ -60,6 +61,19 @@ class CallReport:
     reason: str = ""
 
 
+@dataclass(slots=True)
+class _Post:
+    """One attempt. left: its body has gone out, so the model may be at work on it."""
+
+    sent: bytes
+    left: bool = False
+
+    @property
+    def lost(self) -> int:
+        """Tokens that it cost if no answer is waited for, by size: nobody says them."""
+        return len(self.sent) // BYTES_PER_TOKEN if self.left else 0
+
+
 class Channel:
     """One per gateway. observe: hears of every call at its end, for counters."""
 
@@ -82,7 +96,9 @@ class Channel:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = open_session()
+        trace = aiohttp.TraceConfig()
+        trace.on_request_chunk_sent.append(_note_left)
+        self._session = open_session(trace=trace)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -98,7 +114,7 @@ class Channel:
         """The whole answer to a Chat Completions body. Raises UpstreamError, UpstreamLimit."""
         sent = orjson.dumps(route.request(body, stream=False))
         async with self._noted(route, request_id) as report, self._limits[route.role].calling() as spend:
-            answer = await self._repeated(route, report, lambda: self._whole(route, sent))
+            answer = await self._repeated(route, report, spend, sent, self._whole)
             _note_usage(report, answer)
             said = b"" if report.output_tokens else orjson.dumps(answer["choices"])
             spend(*_spent(report, sent, len(said) // BYTES_PER_TOKEN))
@@ -111,7 +127,7 @@ class Channel:
         nothing of the answer is lost, after it the answer breaks off."""
         sent = orjson.dumps(route.request(body, stream=True))
         async with self._noted(route, request_id) as report, self._limits[route.role].calling() as spend:
-            response, chunks, first = await self._repeated(route, report, lambda: self._begin(route, sent))
+            response, chunks, first = await self._repeated(route, report, spend, sent, self._begin)
             deltas = 0
             try:
                 while first is not None:
@@ -152,18 +168,30 @@ class Channel:
             )
             self._observe(report)
 
-    async def _repeated(self, route: Route, report: CallReport, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Attempts until one succeeds, none may help, or the call's own time is over."""
+    async def _repeated(
+        self,
+        route: Route,
+        report: CallReport,
+        spend: Spend,
+        sent: bytes,
+        attempt: Callable[[Route, _Post], Awaitable[_T]],
+    ) -> _T:
+        """Attempts until one succeeds, none may help, or the call's own time is over. One that nobody waited for any longer is paid for all
+        the same, so its prompt is spent."""
         loop, config = asyncio.get_running_loop(), self._config
         ends_at = loop.time() + config.deadline_seconds
         while True:
             report.attempts += 1
-            within_s = min(route.timeout_s, max(0.0, ends_at - loop.time()))
+            within_s, post = min(route.timeout_s, max(0.0, ends_at - loop.time())), _Post(sent)
             try:
                 async with asyncio.timeout(within_s):
-                    return await attempt()
+                    return await attempt(route, post)
             except TimeoutError:
                 failed = self._too_late(route, within_s)
+                spend(post.lost, 0)
+            except asyncio.CancelledError:
+                spend(post.lost, 0)
+                raise
             except UpstreamError as error:
                 failed = error
             wait_s = wait_before(report.attempts, failed.wait_s, config)
@@ -171,18 +199,18 @@ class Channel:
                 raise failed
             await asyncio.sleep(wait_s)
 
-    async def _whole(self, route: Route, sent: bytes) -> Json:
-        response = await self._ask(route, sent)
+    async def _whole(self, route: Route, post: _Post) -> Json:
+        response = await self._ask(route, post)
         try:
             return read_answer(route, response.status, response.headers, await self._rest(route, response))
         finally:
             response.release()
 
     async def _begin(
-        self, route: Route, sent: bytes
+        self, route: Route, post: _Post
     ) -> tuple[aiohttp.ClientResponse, AsyncGenerator[Json, None], Json | None]:
         """A stream whose first chunk has come. The caller closes both."""
-        response = await self._ask(route, sent)
+        response = await self._ask(route, post)
         try:
             kind = response.headers.get("Content-Type", "")
             if response.status != 200 or "json" in kind or "html" in kind:  # status first (T106)
@@ -198,6 +226,7 @@ class Channel:
     async def _chunks(self, route: Route, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
         """Every event of the stream once, in order, however the bytes were cut (T104). Raises UpstreamError where it ends too early."""
         decoder, other, size, begun, finished, reading = SseDecoder(), list[bytes](), 0, False, False, True
+        heads = list[Json]()  # events before the first that has a choice: they are no answer by themselves
         while reading:
             with self._transport(route):
                 data = await response.content.readany()
@@ -211,23 +240,38 @@ class Channel:
                 if event.data.strip() == DONE:
                     reading, finished = False, finished or begun
                     break
-                chunk = read_chunk(route, event.data)
-                begun, other = True, []
+                if not event.data.strip():  # some keep a connection open by it
+                    continue
+                chunk = read_chunk(route, event.data, name=event.name)
+                heads.append(chunk)
+                begun = begun or bool(chunk["choices"])
                 finished = finished or any(choice.get("finish_reason") for choice in chunk["choices"])
-                yield chunk
+                if begun:
+                    other = []
+                    for each in heads:
+                        yield each
+                    heads = []
+        if heads:
+            raise without_choices(route, heads[-1])
         if not begun:
             for chunk in as_chunks(read_answer(route, 200, {}, b"".join(other))):
                 yield chunk
         elif not finished:
             raise UpstreamError(f"the channel ended the answer of {route.role} before it was complete; retry")
 
-    async def _ask(self, route: Route, sent: bytes) -> aiohttp.ClientResponse:
+    async def _ask(self, route: Route, post: _Post) -> aiohttp.ClientResponse:
         if self._session is None:
             raise RuntimeError("Channel is used outside its `async with` block")
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT_S, route.timeout_s))
         with self._transport(route):
             return await self._session.post(
-                self._url, data=sent, headers=self._headers, proxy=self._proxy, allow_redirects=False, timeout=timeout
+                self._url,
+                data=post.sent,
+                headers=self._headers,
+                proxy=self._proxy,
+                allow_redirects=False,
+                timeout=timeout,
+                trace_request_ctx=post,
             )
 
     async def _rest(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
@@ -254,11 +298,18 @@ class Channel:
         except aiohttp.ClientProxyConnectionError as error:
             text = f"the proxy of the environment is not reachable ({_cause(error)}); correct it, or put the channel's host into NO_PROXY"
             raise UpstreamError(text, again=True) from None
+        except aiohttp.ClientHttpProxyError as error:  # its own text has the proxy's address with the password
+            text = (
+                f"the proxy of the environment refuses the way to the channel ({error.status} {redact(error.message)}); "
+                "correct its variable, or put the channel's host into NO_PROXY"
+            )
+            raise UpstreamError(text, again=error.status == 429 or error.status >= 500) from None
         except aiohttp.ClientConnectorError as error:
             text = f"the channel is not reachable ({_cause(error)}); check api_gateway.base_url and that this host gets there"
             raise UpstreamError(text, again=True) from None
         except aiohttp.ClientError as error:
-            text = f"the channel broke off its answer for {route.role} ({redact(str(error) or type(error).__name__)}); retry"
+            said = redact(" ".join(str(error).split()) or type(error).__name__)
+            text = f"the channel broke off its answer for {route.role} ({said}); retry"
             raise UpstreamError(text, again=True) from None
 
     def _too_late(self, route: Route, within_s: float) -> UpstreamError:
@@ -300,6 +351,10 @@ def _spent(report: CallReport, sent: bytes, output: int) -> tuple[int, int]:
 
 def _says(delta: Any) -> bool:
     return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+
+
+async def _note_left(session: aiohttp.ClientSession, context: SimpleNamespace, sent: object) -> None:
+    context.trace_request_ctx.left = True
 
 
 def _too_large(route: Route) -> UpstreamError:

@@ -20,6 +20,7 @@ from areal.base.errors import UpstreamBudget, UpstreamError, UpstreamLimit
 from areal.config.upstream import ApiGatewayConfig, ModelRoute
 
 _MINUTE_S = 60.0
+Spend = Callable[[int, int], None]
 
 
 class RouteLimits:
@@ -38,7 +39,7 @@ class RouteLimits:
         self._trying = False  # whether the model is back
 
     @asynccontextmanager
-    async def calling(self) -> AsyncIterator[Callable[[int, int], None]]:
+    async def calling(self) -> AsyncIterator[Spend]:
         """A call, with all its attempts. Raises UpstreamLimit before it begins."""
         self._check_breaker()
         self._check_budget()

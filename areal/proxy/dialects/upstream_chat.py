@@ -204,8 +204,9 @@ def _arguments(said: object) -> str:
 def _counts(usage: Any) -> tuple[int, int, int]:
     """Prompt, output and cached prompt tokens, 0 where they are not said."""
     usage = usage if isinstance(usage, dict) else {}
-    details = usage.get("prompt_tokens_details") or {}
-    found = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+    details = usage.get("prompt_tokens_details")
+    cached_said = details.get("cached_tokens") if isinstance(details, dict) else None
+    found = (usage.get("prompt_tokens"), usage.get("completion_tokens"), cached_said)
     prompt, output, cached = (count if isinstance(count, int) else 0 for count in found)
     return prompt, output, cached
 
@@ -213,9 +214,13 @@ def _counts(usage: Any) -> tuple[int, int, int]:
 def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
     content = said.get("content") if isinstance(said, dict) else None
     return tuple(
-        TokenLogprob(*_candidate(one), top=tuple(_candidate(other) for other in one.get("top_logprobs") or ()))
-        for one in content or ()
+        TokenLogprob(*_candidate(one), top=tuple(_candidate(other) for other in _objects(one.get("top_logprobs"))))
+        for one in _objects(content)
     )
+
+
+def _objects(said: Any) -> list[Json]:
+    return [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
 
 
 def _candidate(said: Json) -> tuple[bytes, float]:
