@@ -27,7 +27,10 @@ def k2(difference: Tensor) -> Tensor:
 
 
 def k3(difference: Tensor) -> Tensor:
-    return torch.exp(-difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - 1 + difference
+    bounded = difference.clamp(
+        min=-LOG_RATIO_LIMIT
+    )  # both of its terms: what is left of a bounded sum would push the token further away
+    return torch.exp(-bounded) - 1 + bounded
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

@@ -9,8 +9,9 @@ The order, each step the identity unless its key is set:
   2. no end, no reward   an answer cut off by a length limit returns 0             actor.mask_no_eos_with_zero
   3. bias, scale         R <- (R + reward_bias) * reward_scaling                   of the answers that step 2 left alone
   4. clip                R <- R within +-reward_clip
-  5. overlong            R <- R + min(0, (start - length) / overlong_tokens) * factor with start = limit - overlong_tokens,
-                         where length counts the tokens of this one answer         DAPO, arXiv:2503.14476, eq. 13
+  5. overlong            R <- R + clip((start - length) / overlong_tokens, -1, 0) * factor with start = limit - overlong_tokens,
+                         where length counts the tokens of this one answer; a client may ask for more than the limit
+                                                                                   DAPO, arXiv:2503.14476, eq. 13
   6. baseline and scale of the algorithm, by group ids (advantages.py)
 Everything that changes a reward comes before any mean (T070). Pure tensors; used by engine/credit.py.
 """
@@ -61,5 +62,5 @@ def shaped(rewards: Rewards, shaping: Shaping) -> Tensor:
     if shaping.overlong_tokens is not None:
         start = shaping.overlong_limit - shaping.overlong_tokens
         beyond = (start - rewards.lengths).to(returns.dtype) / shaping.overlong_tokens
-        returns = returns + beyond.clamp(max=0.0) * shaping.overlong_factor
+        returns = returns + beyond.clamp(-1.0, 0.0) * shaping.overlong_factor
     return returns

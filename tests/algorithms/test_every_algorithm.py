@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.algorithms import ALGORITHMS, LossInputs, LossSettings, Returns
+from areal.algorithms.kl import KL_ESTIMATORS
 from areal.algorithms.off_policy import Correction
 from areal.algorithms.ppo import CRITIC
 from areal.base.errors import TrainingError
@@ -128,6 +129,15 @@ def test_kl_to_a_reference_is_added(name: str, estimator: str) -> None:
     assert stats["ref_kl"].item() == pytest.approx(sum(naive) / 2, abs=1e-12)
     without = ALGORITHMS[name].loss(inputs(batch), chosen)[0]
     assert (loss - without).item() == pytest.approx(0.1 * sum(naive) / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_T077_no_token_is_pushed_further_from_the_reference(estimator: str) -> None:
+    difference = torch.linspace(-60, 60, 121, requires_grad=True)
+    KL_ESTIMATORS[estimator](difference).sum().backward()
+    assert difference.grad is not None
+    assert torch.isfinite(difference.grad).all()
+    assert (difference.grad * difference.detach() >= 0).all()
 
 
 @pytest.mark.parametrize("name", sorted(NAIVE))

@@ -26,7 +26,7 @@ def naive(reward: float, length: int, truncated: bool, s: Shaping) -> float:
         value = max(-s.clip, min(s.clip, value))
     if s.overlong_tokens is not None:
         start = s.overlong_limit - s.overlong_tokens
-        value += min(0.0, (start - length) / s.overlong_tokens) * s.overlong_factor
+        value += max(-1.0, min(0.0, (start - length) / s.overlong_tokens)) * s.overlong_factor
     return value
 
 
@@ -40,7 +40,7 @@ shapings = st.builds(
     overlong_factor=st.sampled_from([1.0, 0.5]),
     overlong_limit=st.just(16),
 )
-entry = st.tuples(st.floats(-3, 3), st.integers(1, 16), st.booleans())
+entry = st.tuples(st.floats(-3, 3), st.integers(1, 24), st.booleans())
 
 
 @settings(deadline=None, max_examples=100)
@@ -58,8 +58,8 @@ def test_without_a_key_nothing_changes() -> None:
 def test_overlong_answers_lose_in_proportion() -> None:
     """DAPO's example: limit 16384 + 4096, punishment from 16384 tokens on."""
     chosen = Shaping(overlong_tokens=4096, overlong_limit=20480)
-    ours = shaped(rewards((1, 16384, False), (1, 18432, False), (1, 20480, True)), chosen)
-    assert ours.tolist() == [1.0, 0.5, 0.0]
+    ours = shaped(rewards((1, 16384, False), (1, 18432, False), (1, 20480, True), (1, 99999, True)), chosen)
+    assert ours.tolist() == [1.0, 0.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("mean", ["group", "batch"])
