@@ -28,9 +28,12 @@ def _nothing_to_compare(config: RunConfig) -> list[str]:
     name, compares, found = algorithm_name(config), traits(config).compares, []
     n_samples, sessions = config.gconfig.n_samples, config.gconfig.n_samples * config.train_dataset.batch_size
     if compares == "group" and n_samples == 1:
+        otherwise = (
+            "teacher.rl_loss_weight=0 to learn of the teacher alone" if name == "distill" else "actor.algorithm=ppo"
+        )
         found.append(
             f"actor.algorithm={name} compares the samples of a task with each other, and gconfig.n_samples=1 makes one: every "
-            "advantage would be 0. Set gconfig.n_samples to 2 or more, or actor.algorithm=ppo"
+            f"advantage would be 0. Set gconfig.n_samples to 2 or more, or {otherwise}"
         )
     if compares == "batch" and sessions == 1:
         found.append(
@@ -70,6 +73,11 @@ def _stale_weights(config: RunConfig) -> list[str]:
     if rule.action == "clamp" and rule.metric != "ratio":
         found.append(
             f"actor.rejection_sampling.metric={rule.metric}: a KL is no weight that could be clamped; set action=mask, or metric=ratio"
+        )
+    if rule.level == "token" and rule.agg != "mean":
+        found.append(
+            f"actor.rejection_sampling.agg={rule.agg} says what tokens of an answer come to, and level=token judges each by itself: set "
+            "level=sequence, or take agg out"
         )
     if rule.upper is not None and rule.lower is not None and rule.lower >= rule.upper:
         found.append(

@@ -28,7 +28,8 @@ def test_T069_a_comparison_within_groups_of_one_is_refused(name: str) -> None:
     assert reason.startswith(
         f"actor.algorithm={name} compares the samples of a task with each other, and gconfig.n_samples=1"
     )
-    assert reason.endswith("Set gconfig.n_samples to 2 or more, or actor.algorithm=ppo")
+    alone = "teacher.rl_loss_weight=0 to learn of the teacher alone" if name == "distill" else "actor.algorithm=ppo"
+    assert reason.endswith(f"Set gconfig.n_samples to 2 or more, or {alone}")
     assert why_not(load(f"actor.algorithm={name}", *needed, *GROUPED)) == []
 
 
@@ -75,6 +76,10 @@ def test_saying_what_holds_anyway_is_no_mistake() -> None:
         (["actor.overlong_tokens=9", "gconfig.max_new_tokens=8"], "before gconfig.max_new_tokens=8"),
         (["actor.overlong_penalty_factor=2"], "nothing is punished; set actor.overlong_tokens too"),
         (["actor.rejection_sampling.metric=kl_k3"], "a KL is no weight that could be clamped; set action=mask"),
+        (
+            ["actor.rejection_sampling.agg=max"],
+            "level=token judges each by itself: set level=sequence, or take agg out",
+        ),
         (["actor.rejection_sampling.lower=6"], "lower=6.0 is not below upper=5.0: every token would be left out"),
         (["actor.use_decoupled_loss=false", "actor.rejection_sampling.upper=2"], "has no such weight; take one out"),
         (
