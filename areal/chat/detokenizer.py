@@ -11,7 +11,7 @@ way of cutting the stream. Used by stream_parser.py.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from areal.chat.base import Tokenizer
 
@@ -31,10 +31,6 @@ class Detokenizer:
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._begun = data[used:]
         return self._trimmed(text) if self._drop_space else text
-
-    def feed_all(self, token_ids: Iterable[int]) -> str:
-        """The text that these tokens complete."""
-        return "".join(map(self.feed, token_ids))
 
     def finish(self) -> str:
         """The rest, once, at the end of the stream."""
