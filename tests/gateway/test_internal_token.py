@@ -413,14 +413,22 @@ async def test_an_idle_session_expires_and_without_a_reward_it_is_dropped(make_s
     assert len(await service.sessions()) == 2
 
 
+NARROW = Limits(max_concurrent=1, max_lag=9, batch_groups=9)
+
+
 async def test_without_a_free_slot_a_call_waits_and_then_is_429(make_service):
-    narrow = Limits(max_concurrent=1, max_lag=9, batch_groups=9)
-    service = await make_service(refresh_timeout_seconds=0.5, limits=narrow, hold_s=0.1)
+    service = await make_service(refresh_timeout_seconds=0.5, limits=NARROW, hold_s=0.1)
     await Talk(service, "2+2?", **hinted("a")).turn()
     body = {"messages": [{"role": "user", "content": "3+3?"}]}
     status, said = await service.post("/v1/chat/completions", body, **{"x-session-id": "b"})
     assert (status, said["error"]["code"]) == (429, "no_capacity")
     assert 1 <= int(service.headers["retry-after"]) <= 30
+
+
+async def test_a_call_that_waits_for_a_slot_goes_on_when_one_is_free(make_service):
+    service = await make_service(refresh_timeout_seconds=60.0, limits=NARROW, hold_s=0.1)
+    await Talk(service, "2+2?", **hinted("a")).turn()
+    body = {"messages": [{"role": "user", "content": "3+3?"}]}
     async with (
         aiohttp.ClientSession() as http,
         http.post(

@@ -162,8 +162,11 @@ async def test_leaving_the_stream_aborts_the_request(server: Server, backend: Ht
     async with aclosing(backend.generate(server.request("endless", "leave"))) as chunks:
         async for _ in chunks:
             break
-    cancelled = asyncio.create_task(collect(backend, server.request("endless", "cancel")))
-    await asyncio.sleep(0.2)
+    received: list[TokenChunk] = []
+    cancelled = asyncio.create_task(collect(backend, server.request("endless", "cancel"), received))
+    async with asyncio.timeout(60):
+        while not received:  # noqa: ASYNC110 (filled by the other task)
+            await asyncio.sleep(0.01)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled

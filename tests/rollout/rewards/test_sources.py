@@ -224,7 +224,7 @@ async def test_one_answer_alone_is_not_compared(channel: StubChannel) -> None:
 )  # fmt: skip
 async def test_each_failure_is_told_from_the_others(channel: StubChannel, reply: Reply, kind: Any, says: str) -> None:
     channel.default = reply
-    async with asked(channel, config(), timeout_s=0.5) as source:
+    async with asked(channel, config(), timeout_s=0.5 if reply.delay_s else 60.0) as source:
         with pytest.raises(kind) as failed:
             await source.rewards([case()])
         assert says in str(failed.value)
