@@ -99,15 +99,14 @@ class Run:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def unless_stopped(self, work: Any) -> Any:
-        """The result of awaiting `work`, or None once somebody asked the run to stop; a feeder or a scorer that fails raises."""
+        """The result of awaiting `work`, or None once somebody asked the run to stop; a dispatcher that fails raises."""
         task = asyncio.ensure_future(work)
-        watched = [part.failure() for part in (self.dispatcher, self.scorer) if part is not None]
-        others = [asyncio.create_task(each) for each in (self.stopping.wait(), *watched)]
+        failed = asyncio.create_task(self.dispatcher.failure())
+        others = [failed, asyncio.create_task(self.stopping.wait())]
         try:
             await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
-            for failed in others[1:]:
-                if failed.done():
-                    failed.result()
+            if failed.done():
+                failed.result()
             return task.result() if task.done() else None
         finally:
             for each in (task, *others):

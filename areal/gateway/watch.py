@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from areal.base.background import background
 from areal.base.guide import GATEWAY_UNREACHABLE
 from areal.cluster.log_tail import last_lines
 from areal.gateway.attach import GatewayHandle
@@ -28,13 +29,8 @@ _TAIL = 8  # lines of its log
 @asynccontextmanager
 async def watched(handle: GatewayHandle, *, say: Callable[[str], None]) -> AsyncIterator[None]:
     """say: takes the sentence, with the end of the gateway's log."""
-    task = asyncio.create_task(_watch(handle, say), name="gateway-watch")
-    try:
+    async with background(_watch(handle, say), name="gateway-watch"):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def _watch(handle: GatewayHandle, say: Callable[[str], None]) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from areal.base.errors import ArealError, Conflict, Forbidden, InvalidKey, NoCapacity, Unavailable
+from areal.base.errors import ArealError, Conflict, Forbidden, InvalidKey, NoCapacity, StoreUnready, Unavailable
 from areal.base.types import Ending, Purpose, Session, SessionRequest
 from areal.config.rollout import AgentConfig
 from areal.proxy.conversation import Conversation
@@ -34,6 +34,7 @@ from areal.web.auth import SessionKey, SessionKeys
 _log = logging.getLogger("areal.proxy")
 
 RESTING_S = 300.0
+AGAIN_S = 1.0  # between two tries to end a session whose grace is over
 RESTING_BYTES = 256 * 2**20
 NEVER_STARTED = "no session was ever started with this key; start one with POST /rl/start_session"
 ENDED_BECAUSE: Mapping[Ending, str] = {
@@ -110,18 +111,27 @@ class Sessions:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._draining = False
         self._graced: dict[str, asyncio.Task[None]] = {}  # ended for the client, still open for rewards
+        self.broken = asyncio.Event()  # what ends sessions works no more
+        self.failure: BaseException | None = None  # why
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Expiry runs inside this block; leaving it ends what only waited for late rewards."""
         loop = asyncio.create_task(self._expire_forever(), name="expire sessions")
+        loop.add_done_callback(self._stopped)
         try:
             yield
         finally:
             loop.cancel()
             await asyncio.wait([loop])
-            for key_hash in list(self._graced):
-                await self._finish(key_hash, self._live[key_hash], "ended")
+            for live in [self._live[key_hash] for key_hash in self._graced]:
+                await self._finish(live, "ended")
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """A session that nothing ends never makes room: whoever serves this has to end."""
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self.failure = bug
+            self.broken.set()
 
     async def start(self, request: StartRequest) -> tuple[Session, str]:
         """A new session and its key. Raises NoCapacity, Conflict (the key is being refreshed), InvalidKey (forged)."""
@@ -180,9 +190,10 @@ class Sessions:
             live = await self._load(key.hash)
             await live.close(self._policy.closing_bound_s)
             if not self._policy.reward_grace_s or ending != "ended":
-                return await self._finish(key.hash, live, ending)
+                return await self._finish(live, ending)
             if key.hash not in self._graced:
-                self._graced[key.hash] = asyncio.create_task(self._end_later(key.hash, live), name=f"grace {live.id}")
+                self._graced[key.hash] = asyncio.create_task(self._end_later(live), name=f"grace {live.id}")
+                self._graced[key.hash].add_done_callback(self._stopped)
             return await self._store.sessions.get(live.id) or row
 
     async def exclude(self, session_id: str, because: str, *, delete: bool) -> Session:
@@ -259,7 +270,7 @@ class Sessions:
                 if row is not None and row.ending is None and not again:
                     live = await self._load(key.hash)
                     await live.close(self._policy.closing_bound_s)
-                    await self._finish(key.hash, live, "refreshed")
+                    await self._finish(live, "refreshed")
                 return await self._begin_when_free(key, request), key.text
         finally:
             self._refreshing.discard(key.hash)
@@ -288,10 +299,7 @@ class Sessions:
             request_id=request.request_id,
         )
 
-    async def _finish(self, key_hash: str, live: LiveSession, ending: Ending) -> Session:
-        grace = self._graced.pop(key_hash, None)
-        if grace is not None and grace is not asyncio.current_task():
-            grace.cancel()
+    async def _finish(self, live: LiveSession, ending: Ending) -> Session:
         row = await self._store.sessions.end(live.id, ending)
         self._forget(row)
         return row
@@ -299,8 +307,6 @@ class Sessions:
     async def _cut_off(self, live: LiveSession) -> None:
         """The session has ended in the store, without this process."""
         await live.close(0.0)
-        if (grace := self._graced.pop(live.session.key_hash, None)) is not None:
-            grace.cancel()
         self._forget(live.session)
 
     def _forget(self, row: Session) -> None:
@@ -310,6 +316,9 @@ class Sessions:
         if live is not None and live.id == row.id:
             live.closing = True
             del self._live[row.key_hash]
+            grace = self._graced.pop(row.key_hash, None)
+            if grace is not None and grace is not asyncio.current_task():
+                grace.cancel()
         self._on_end(row.id)
 
     def _let_rest(self) -> None:
@@ -327,9 +336,15 @@ class Sessions:
             size -= live.conversation.size
             del self._live[key_hash]
 
-    async def _end_later(self, key_hash: str, live: LiveSession) -> None:
+    async def _end_later(self, live: LiveSession) -> None:
         await asyncio.sleep(self._policy.reward_grace_s)
-        await self._finish(key_hash, live, "ended")
+        while True:
+            try:
+                await self._finish(live, "ended")
+                return
+            except StoreUnready as error:  # it stays open for rewards meanwhile
+                _log.warning("session %s is ended as soon as it can be written: %s", live.id, error)
+                await asyncio.sleep(AGAIN_S)
 
     async def _expire_forever(self) -> None:
         """End idle sessions of any worker; a session with a call in flight is kept awake by its own worker."""

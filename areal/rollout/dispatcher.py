@@ -7,18 +7,21 @@ workers: clients that carry the run's token. Without tasks (online agents start 
 
 A run of an agent is one request to its worker that answers when the agent is done, so a dead worker or a failing agent is an
 answer too. Admission stays with the store: the dispatcher only asks how many slots are free and never holds one.
-An agent that never works ends the run with its first error (T063), not with silence.
+An agent that never works ends the run with its first error (T063), not with silence, and so does a bug on the way to it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Self
+
+import msgspec
 
 from areal.base.errors import ArealError, NoCapacity, TrainingError
 from areal.rollout.datasets import Task
@@ -31,6 +34,16 @@ FAILURES_IN_A_ROW = 32  # with not one success among them: the agent does not wo
 RETRY_S = 0.2
 LONGEST_S = 24 * 3600.0  # of one run of an agent; its session times out long before
 INTERRUPT_S = 10.0  # that the end of a run waits for the store
+
+_log = logging.getLogger("areal.rollout")
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What a worker says of a run (agent_runs.py)."""
+
+    session_id: str
+    reward: float | None
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,7 @@ class Dispatcher:
         self._runs: set[asyncio.Task[None]] = set()
         self._feeder: asyncio.Task[None] | None = None
         self._failed_in_a_row: list[str] = []
+        self._bug: BaseException | None = None  # of a run; the feeder raises it
         self._numbers = count()  # of runs: a task id that stands in the file twice is two tasks
 
     async def __aenter__(self) -> Self:
@@ -113,32 +127,46 @@ class Dispatcher:
             async with self._eval_slots:
                 return await self._run(Task(f"{task.id}.{label}", task.data), purpose="eval")
 
-        return list(await asyncio.gather(*(one(task) for task in tasks)))
+        return await self._all(one(task) for task in tasks)
+
+    @staticmethod
+    async def _all(runs: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
+        """What each came to, in their order; a bug in one ends the others."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run) for run in runs]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _feed(self, tasks: Iterator[Task]) -> None:
         while True:
             self._gate.opened.clear()
-            _, accepted = await self._training.occupancy()
-            running = len(self._runs) + (await self._unscored() if self._unscored is not None else 0)
-            for _ in range(free_groups(self._gate.limits, running=running, accepted=accepted)):
-                run = asyncio.create_task(self._group(next(tasks)))
-                self._runs.add(run)
-                run.add_done_callback(self._finished)
+            if self._bug is not None:
+                raise self._bug
             if len(self._failed_in_a_row) >= FAILURES_IN_A_ROW:
                 raise TrainingError(
                     f"the agent failed {len(self._failed_in_a_row)} times in a row without one success; "
                     f"first error: {self._failed_in_a_row[0]}"
                 )
+            _, accepted = await self._training.occupancy()
+            running = len(self._runs) + (await self._unscored() if self._unscored is not None else 0)
+            for _ in range(free_groups(self._gate.limits, running=running, accepted=accepted)):
+                task = next(tasks)
+                run = asyncio.create_task(self._group(task), name=f"the group of task {task.id!r}")
+                self._runs.add(run)
+                run.add_done_callback(self._finished)
             await self._gate.opened.wait()
 
     def _finished(self, run: asyncio.Task[None]) -> None:
         self._runs.discard(run)
+        if not run.cancelled() and (bug := run.exception()) is not None:
+            _log.error("%s broke", run.get_name(), exc_info=bug)
+            self._bug = self._bug or bug
         self._gate.opened.set()
 
     async def _group(self, task: Task) -> None:
-        samples = task.samples or self._n_samples
-        outcomes = await asyncio.gather(*(self._run(task) for _ in range(samples)))
-        for outcome in outcomes:
+        for outcome in await self._all(self._run(task) for _ in range(task.samples or self._n_samples)):
             if outcome.error:
                 self._failed_in_a_row.append(outcome.error)
             else:
@@ -156,12 +184,15 @@ class Dispatcher:
         try:
             while True:
                 try:
-                    answer = await self._workers[index].post("/agents/run", body, timeout_s=LONGEST_S)
-                    return Outcome(task.id, answer["session_id"], answer["reward"], answer["error"])
+                    said = await self._workers[index].post("/agents/run", body, timeout_s=LONGEST_S)
+                    answer = msgspec.convert(said, _Answer)
+                    return Outcome(task.id, answer.session_id, answer.reward, answer.error)
                 except UnexpectedAnswer as error:
                     if error.answered != NoCapacity.status:
                         raise
                     await asyncio.sleep(RETRY_S)  # someone else's group took the slot
+        except msgspec.ValidationError as error:
+            return Outcome(task.id, "", None, f"worker {index} answered something that is no end of a run: {error}")
         except ArealError as error:
             return Outcome(task.id, "", None, str(error))
         finally:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Self
+from contextlib import AsyncExitStack
+from typing import Any, Self
 
+from areal.base.background import background
 from areal.base.errors import StoreError
 from areal.base.logs import Log, warn
 from areal.base.metrics import MetricsFile
@@ -46,7 +47,7 @@ class RolloutReporter:
         self._metrics = metrics
         self._on_counts = on_counts
         self._log = Log("rollout")
-        self._task: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
         self._full_said = self._waits_said = False
         self._looking = asyncio.Lock()
         self._trains = trains
@@ -60,14 +61,11 @@ class RolloutReporter:
         batches, begun = divmod(before.accepted, self._gate.limits.batch_groups)  # an earlier life told of whole ones
         self._reported = _completed(before) - begun
         self._step = self._gate.current.step + batches
-        self._task = asyncio.create_task(self._watch(), name="rollout-report")
+        await self._stack.enter_async_context(background(self._watch(), name="rollout-report"))
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
 
     async def _watch(self) -> None:
         while True:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from areal.base.background import background
 from areal.base.errors import CheckpointError, StoreError
 from areal.config.run import RunConfig
 from areal.engine.checkpoint_files import checkpoints, looks_whole, read_mark
@@ -49,17 +51,15 @@ class Upholder:
         self._keep = keep
         self._folder = folder
         self._period_s = period_s
-        self._task: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         if self._keep != Retention():
-            self._task = asyncio.create_task(self._forever(), name="retention")
+            await self._stack.enter_async_context(background(self._forever(), name="retention"))
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
 
     async def _forever(self) -> None:
         while True:

@@ -14,6 +14,7 @@ retired when the next one is published. Used by train.py; servers.py tells the w
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -28,6 +29,8 @@ from areal.rollout.servers import tell_workers
 from areal.rollout.staleness import StalenessGate
 from areal.rollout.update import Action, Advance, AskAgain, End, Load, Publish, Step, Tell, Update
 from areal.web.client import JsonClient
+
+_log = logging.getLogger("areal.rollout")
 
 ASK_AGAIN_S = 1.0  # a server that is out: the first pause before it is asked again; each further one is twice as long
 LONGEST_PAUSE_S = 30.0
@@ -97,6 +100,7 @@ class WeightPublisher:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
+            _log.error("the update of the weights broke at %s", task.get_name(), exc_info=bug)
             self._end(bug)
 
     def _end(self, reason: BaseException) -> None:

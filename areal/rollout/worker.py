@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from areal.base.background import background
 from areal.base.errors import ConfigError, StoreError
 from areal.base.logs import open_log
 from areal.base.redact import protect
@@ -84,8 +85,14 @@ async def main(spec: ChildSpec) -> None:
             (await stack.enter_async_context(agents)).add_to(proxy.app)
             await stack.enter_async_context(_heartbeats(store.registry, job.worker_id, url))
             await serve(
-                proxy.app, listener, ready=lambda served: report_ready(spec, url=served), drain=proxy.sessions.drain
+                proxy.app,
+                listener,
+                ready=lambda served: report_ready(spec, url=served),
+                drain=proxy.sessions.drain,
+                stop=proxy.sessions.broken,
             )
+            if proxy.sessions.failure is not None:
+                raise proxy.sessions.failure
 
 
 async def _router(stack: AsyncExitStack, job: WorkerJob, config: RunConfig, run_token: str) -> Router:
@@ -147,12 +154,10 @@ async def _heartbeats(registry: Registry, worker_id: str, url: str) -> AsyncIter
                 _log.warning("the heartbeat of %s failed: %s", worker_id, error)
 
     await beat()
-    task = asyncio.create_task(forever(), name="heartbeat")
     try:
-        yield
+        async with background(forever(), name="heartbeat"):
+            yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
         await registry.leave(worker_id)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from areal.base.errors import StoreUnready
 from areal.base.types import Limits, Version
 from areal.web.auth import SessionKeys
 
@@ -463,3 +464,65 @@ async def test_rl_session_says_where_the_tokens_are(make_service: Any) -> None:
         "dropped": {},
         "empty_interactions": 1,
     }
+
+
+async def test_a_session_whose_grace_is_over_ends_once_the_store_can_write_again(
+    make_service: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("areal.proxy.sessions.AGAIN_S", 0.02)
+    service = await make_service(agent={"reward_grace_seconds": 0.1})
+    key = await service.start()
+    await service.chat(key, "hi")
+    ending = service.store.sessions.end
+    full = True
+
+    async def end(*args: Any) -> Any:
+        if full:
+            raise StoreUnready("the disk is full")
+        return await ending(*args)
+
+    monkeypatch.setattr(service.store.sessions, "end", end)
+    await service.end(key)
+
+    async def said() -> bool:
+        return "is ended as soon as it can be written: the disk is full" in caplog.text
+
+    await eventually(said)
+    assert (await service.reward(key, 1.0))[0] == 200, "it is open as long as it has not ended"
+    full = False
+
+    async def ended() -> bool:
+        session = await service.store.sessions.get("task")
+        return bool(session and session.ending == "ended")
+
+    await eventually(ended)
+    assert not service.proxy.sessions.broken.is_set()
+
+
+async def test_a_worker_that_cannot_end_idle_sessions_any_more_says_so_to_its_process(
+    make_service: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await make_service(agent={"session_timeout_seconds": 0.2})
+
+    async def broken() -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(service.proxy.sessions, "expire_idle", broken)
+    await eventually(service.proxy.sessions.broken.is_set)
+    assert isinstance(service.proxy.sessions.failure, ZeroDivisionError)
+
+
+async def test_leaving_ends_every_session_that_waits_for_late_rewards(make_service: Any) -> None:
+    """Also where one of them was excluded meanwhile, from outside of this worker."""
+    service = await make_service(agent={"reward_grace_seconds": 1000})
+    sessions, keys = service.proxy.sessions, [await service.start(f"task-{number}") for number in range(2)]
+    for key in keys:
+        await service.chat(key, "hi")
+        await service.end(key)
+    await service.store.sessions.exclude("task-0", "wrong", delete=False)
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    assert (await service.post("/v1/chat/completions", body, keys[0]))[0] == 401
+    async with sessions.serving():
+        pass
+    rows = [await service.store.sessions.get(f"task-{number}") for number in range(2)]
+    assert [row.ending for row in rows if row] == ["excluded", "ended"]

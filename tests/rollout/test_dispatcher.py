@@ -47,6 +47,53 @@ class Recording:
         return {"session_id": "s", "reward": 1.0, "error": ""}
 
 
+class Breaking(Recording):
+    """One of its answers is a bug of ours; the others never come."""
+
+    cut_off = False
+
+    async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> Any:
+        if await super().post(path, body, timeout_s=timeout_s) and len(self.asked) == 2:
+            raise ZeroDivisionError("a bug")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cut_off = True
+
+
+async def test_T063_a_bug_in_the_run_of_an_agent_ends_the_run_and_stands_in_the_log(store, batching, caplog) -> None:
+    gate, _ = await batching(batch=4)
+    worker = Breaking()
+    dispatcher = Dispatcher([worker], gate, store.training, n_samples=2, tasks=more_tasks())  # type: ignore[list-item]
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        async with asyncio.timeout(60), dispatcher:
+            await dispatcher.failure()
+    assert "the group of task '0' broke" in caplog.text
+    assert "ZeroDivisionError: a bug" in caplog.text
+
+
+async def test_a_bug_in_one_evaluation_ends_the_others_and_is_raised(store, batching) -> None:
+    gate, _ = await batching()
+    worker = Breaking()
+    async with asyncio.timeout(60), Dispatcher([worker], gate, store.training, n_samples=1) as dispatcher:  # type: ignore[list-item]
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await dispatcher.evaluate([Task("a", {}), Task("b", {})], label="eval-0")
+        assert worker.cut_off
+
+
+class Mumbling(Recording):
+    async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> Any:
+        return {"session_id": "s"}
+
+
+async def test_T063_a_worker_that_answers_something_else_counts_as_a_failed_run(store, batching) -> None:
+    gate, _ = await batching()
+    async with Dispatcher([Mumbling()], gate, store.training, n_samples=8, tasks=more_tasks()) as dispatcher:  # type: ignore[list-item]
+        async with asyncio.timeout(60):
+            with pytest.raises(TrainingError, match=r"first error: worker 0 answered something .*`reward`"):
+                await dispatcher.failure()
+
+
 async def test_a_task_id_that_stands_twice_in_the_file_starts_sessions_of_its_own_each_time(store, batching) -> None:
     """A request id names one session: the second task would get the first one's, which has ended, and never be tried."""
     gate, _ = await batching(batch=2, max_lag=0)

@@ -170,3 +170,15 @@ async def test_printed_steps_differ_by_at_most_the_lag_and_one_whatever_a_step_t
     assert finished - told < 2 + most * (max_lag + 1), "what no line tells of has yet to come"
     assert set(taken) == {2} if max_lag == 0 or most == 2 else max(taken) == min(most, 2 * (max_lag + 1)) > min(taken)
     assert all(int(line["generated"]) == 2 for line in log.lines()) or drops or most > 2
+
+
+async def test_a_bug_in_it_ends_the_run_with_its_reason(store: Store, log: Log) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    gate = await gate_of(store, max_lag=0, batch_groups=2)
+    limit = asyncio.timeout(60)
+    with MetricsFile(log.metrics, "r") as metrics, pytest.raises(ZeroDivisionError, match="a bug"):
+        async with limit, RolloutReporter(store, gate, metrics, on_counts=broken):
+            await asyncio.Event().wait()
+    assert not limit.expired(), "at once"

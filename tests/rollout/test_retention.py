@@ -80,3 +80,14 @@ def test_the_bounds_are_the_configs_and_one_of_them_is_for_files() -> None:
     assert retention_of(config) == Retention(5, 60.0, 1000)
     config = load_config(None, ["store.keep_bytes=1000", "store.url=postgresql://host/db"])
     assert any("set store.keep_steps or store.keep_seconds" in reason for reason in why_not(config))
+
+
+async def test_a_bug_in_it_ends_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Path) -> int:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(retention, "safe_step", broken)
+    async with await open_store(store_url(tmp_path / "store.sqlite")) as store:
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            async with asyncio.timeout(60), Upholder(store.upkeep, Retention(steps=1), tmp_path, period_s=0.01):
+                await asyncio.Event().wait()

@@ -6,7 +6,7 @@
 
 Nothing is remembered but what runs: a controller that dies leaves its sessions waiting in the store, and the next one finds them. A
 session that `attempts` tries gave no reward is dropped as reward_failed (settled 9), never rewarded with 0; a source that is away is waited for
-(health.py). `async with` cancels what runs. Used by assemble.py; evaluation.py asks it.
+(health.py). `async with` cancels what runs, and ends with what breaks it. Used by assemble.py; evaluation.py asks it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
+from areal.base.background import background
 from areal.base.errors import StoreError
 from areal.base.logs import warn
 from areal.config.run import RunConfig
@@ -77,26 +78,16 @@ class Scorer:
         self._running: set[str] = set()  # units: a session's id, or its group's
         self._failed: Counter[str] = Counter()  # causes that are not said yet
         self._said = -SAY_S
-        self._task: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run(), name="scorer")
+        self._stack.callback(self._tell)
+        self._stack.push_async_callback(self._health.close)
+        await self._stack.enter_async_context(background(self._run(), name="scorer"))
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait({self._task})
-        await self._health.close()
-        self._tell()
-
-    async def failure(self) -> None:
-        """Returns never; raises what ended the scorer."""
-        assert self._task is not None
-        try:
-            await asyncio.shield(self._task)
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
 
     async def groups(self) -> int:
         """Groups whose sessions have all ended and which wait for nothing but rewards."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from areal.base.errors import StoreAway, StoreError, StoreUnready
+from areal.base.errors import ArealError, InternalError, StoreAway, StoreError, StoreUnready
 from areal.store.sql.engine import Connection, Engine
 from areal.store.sql.readers import Readers
 from areal.store.sql.schema import check_current, migrate
@@ -137,6 +137,7 @@ class Database:
         self._gate = threading.Lock()  # closing and queueing exclude each other: nothing is queued behind the end mark
         self._closed = False
         self._ended = False
+        self._broken: InternalError | None = None  # what ended the writer thread before it was closed
         self._batch: list[_Write[Any]] = []  # what the writer thread has at work
         self._committed: list[_Write[Any]] = []  # what it has still to answer
         self._limit = BATCH
@@ -182,7 +183,7 @@ class Database:
         pending = _Write(operation, many, self.engine, asyncio.get_running_loop())
         with self._gate:
             if self._closed:
-                raise StoreError(f"the store {self.engine.name} is closed; open it again")
+                raise self._not_open()
             self._queue.put(pending)
         return await pending.future
 
@@ -206,7 +207,7 @@ class Database:
 
     async def _looked(self, operation: Operation[T]) -> T:
         if self._closed:
-            raise StoreError(f"the store {self.engine.name} is closed; open it again")
+            raise self._not_open()
         return await self._readers.look(operation)
 
     async def close(self) -> None:
@@ -217,6 +218,9 @@ class Database:
                 self._queue.put(None)
             self._closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._finish)
+
+    def _not_open(self) -> ArealError:
+        return self._broken or StoreError(f"the store {self.engine.name} is closed; open it again")
 
     def _say(self, error: StoreUnready) -> None:
         """To the log, at most every SAY_S seconds: callers wait for what it names."""
@@ -235,12 +239,17 @@ class Database:
                 self._batch = [first]
                 self._commit(self._batch)
                 self._batch = []
-        finally:  # also when this thread dies of a bug: nobody waits for an answer that never comes
+        except BaseException as bug:
+            self._broken = InternalError(
+                f"the store {self.engine.name} is written by this process no more: its writer failed ({type(bug).__name__}: {bug}), see "
+                "this process's log; what was answered is on disk, start the run again"
+            )
+            raise
+        finally:  # nobody waits for an answer that never comes
             with self._gate:
                 self._closed = True
             self._tell()
-            left = self._batch + self._drain(limit=None)
-            self._answer(self._fail(left, StoreError(f"the store {self.engine.name} was closed")))
+            self._answer(self._fail(self._batch + self._drain(limit=None), self._not_open()))
 
     def _next(self) -> _Write[Any] | None:
         """The next operation. Whoever has to be answered is, before this thread goes to sleep."""
@@ -319,7 +328,7 @@ class Database:
         return taken
 
     @staticmethod
-    def _fail(writes: list[_Write[Any]], error: StoreError) -> list[_Write[Any]]:
+    def _fail(writes: list[_Write[Any]], error: ArealError) -> list[_Write[Any]]:
         for write in writes:
             write.error = error
         return writes

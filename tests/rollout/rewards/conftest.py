@@ -104,13 +104,6 @@ def scoring(store: Store) -> Any:
         gate = await StalenessGate.open(store.training, replace(LIMITS, n_samples=n_samples), incarnation="test")
         said: list[str] = []
         async with Scorer(store, gate, source, KnownTasks(tasks), replace(TERMS, **terms), say=said.append) as scorer:
-            rig = Rig(store, gate, scorer, said)
-            failing = asyncio.ensure_future(scorer.failure())
-            try:
-                yield rig
-                if failing.done():
-                    failing.result()
-            finally:
-                failing.cancel()
+            yield Rig(store, gate, scorer, said)
 
     return open_scorer

@@ -310,5 +310,5 @@ async def test_a_bug_ends_the_run_with_its_reason(scoring: Any, played: Played) 
 
     await waits(played, "a")
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        async with scoring(Scripted(answer)) as rig:
-            await rig.scorer.failure()
+        async with asyncio.timeout(60), scoring(Scripted(answer)):
+            await asyncio.Event().wait()  # whatever it waits for
