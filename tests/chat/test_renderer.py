@@ -229,7 +229,9 @@ texts = st.text(st.sampled_from('ab 4\né東<{}"</think>'), max_size=8)
 
 
 @pytest.mark.parametrize("name", ["scripted", *HISTORY_KEEPING])
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_any_sampled_ids_over_several_turns_are_a_prefix_of_the_next_prompt(
     name: str, data: st.DataObject, models_by_template: Models

@@ -86,7 +86,9 @@ def test_the_text_equals_transformers(name: str, prompted: bool, models_by_templ
 
 
 @pytest.mark.parametrize("name", ["chatml_default_system", "headers_trimmed", "thinking_stripped"])
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(contents=st.lists(st.text(max_size=12), min_size=1, max_size=5))
 def test_random_text_equals_transformers(
     name: str, contents: list[str], models_by_template: Models, references: Any

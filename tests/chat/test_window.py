@@ -134,7 +134,9 @@ def test_a_template_with_call_ids_that_are_counted_over_the_conversation_gets_al
 kinds = st.sampled_from(["user", "assistant", "thought", "call", "calls"])
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(kinds, min_size=20, max_size=80))
 def test_a_stand_in_has_every_kind_of_turn_and_only_seams_that_were_there(drawn: list[str]) -> None:
     history = [Message("user", "begin")]
