@@ -3,8 +3,8 @@
     source = ModelSource(client, "judge_model", "qwen3-32b", asking, reading, timeout_s=300, cache_size=10_000)
     [rewards] = await source.rewards([case])
 
-One layer of retry: the channel's own, behind the gateway. A failure that comes through is Away (429, 5xx, no answer in time), Hopeless where
-the request itself was refused (too long), or Limited, Spent where the gateway's own bounds refused it before it was sent. The same prompt has the same score: the newest cache_size prompts are remembered in
+One layer of retry: the channel's own, behind the gateway. A failure that comes through is Away (5xx, no answer in time), Crowded (429 of the provider),
+Hopeless where the request itself was refused (too long), or Limited, Spent where the gateway's own bounds refused it before it was sent. The same prompt has the same score: the newest cache_size prompts are remembered in
 memory, failures are not, and two calls with one prompt are one. Not kept over a restart: scores are in the store, prompts that wait are
 asked anew.
 """
@@ -15,14 +15,14 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from areal.base.errors import BackendError, BackendTimeout, UpstreamBudget, UpstreamLimit
 from areal.rollout.rewards.case import Case
 from areal.rollout.rewards.parsers import Reading
 from areal.rollout.rewards.prompts import Asking
-from areal.rollout.rewards.source import Away, Hopeless, Limited, Rewards, Spent, Unreadable
+from areal.rollout.rewards.source import Away, Crowded, Hopeless, Limited, Rewards, Spent, Unreadable
 from areal.web.client import JsonClient, UnexpectedAnswer, reason_of
 
 PATH = "/v1/chat/completions"
@@ -32,6 +32,7 @@ REFUSED = (400, 413, 422)  # what is wrong with the request itself
 WRONG = {
     401: "check api_gateway.api_key, and what the provider allows this key",
     403: "check api_gateway.api_key, and what the provider allows this key",
+    402: "top up the account at the channel's provider",
     404: "check its model_id in model_routing, and api_gateway.base_url",
 }
 LOOK = "the [taotoken] lines of gateway.log tell more"
@@ -113,12 +114,14 @@ class ModelSource:
         except BackendError as error:
             raise Away(str(error), LOOK) from error
 
-    def _raise_limit(self, error: UnexpectedAnswer) -> None:
-        """A 429 of the gateway itself. The channel's own has been tried again there, and counts as away."""
+    def _raise_limit(self, error: UnexpectedAnswer) -> NoReturn:
+        """A 429: of the gateway itself, or the provider's own, which has been tried again there."""
+        wait_s = min(error.wait_s or 1.0, LONGEST_WAIT_S)
         if error.error_code == UpstreamBudget.code:
             raise Spent(reason_of(error.body)) from error
         if error.error_code == UpstreamLimit.code:
-            raise Limited(reason_of(error.body), min(error.wait_s or 1.0, LONGEST_WAIT_S)) from error
+            raise Limited(reason_of(error.body), wait_s) from error
+        raise Crowded(reason_of(error.body), wait_s) from error
 
 
 def _text(answer: Any) -> str:

@@ -16,6 +16,7 @@ from areal.base.logs import warn
 from areal.cluster.program import clean_environment
 from areal.config.rewarded import MODELS
 from areal.config.run import RunConfig
+from areal.inference.upstream.client import MOST_BACKOFF_S
 from areal.rollout.agent_output import Spoken, open_agent_log
 from areal.rollout.datasets import Task
 from areal.rollout.pool import ProcessPool
@@ -31,7 +32,6 @@ from areal.store.base import Store
 from areal.web.client import JsonClient
 
 FUNCTION_S = 60.0
-BEYOND_S = 60.0  # what the channel's pauses between its attempts may take
 
 
 @asynccontextmanager
@@ -67,8 +67,9 @@ def timeout_of(config: RunConfig) -> float:
     channel, route = config.api_gateway, getattr(config.model_routing, config.rollout.agent.reward_source, None)
     assert channel is not None
     assert route is not None  # rewarded.py
-    attempts = (channel.max_retries + 1) * (route.timeout or channel.timeout) + BEYOND_S
-    return min(attempts, channel.deadline_seconds) + channel.queue_timeout_seconds
+    pauses = channel.max_retries * max(channel.retry_after_limit_seconds, MOST_BACKOFF_S)
+    attempts = (channel.max_retries + 1) * (route.timeout or channel.timeout)
+    return min(attempts + pauses, channel.deadline_seconds) + channel.queue_timeout_seconds
 
 
 async def _source(stack: AsyncExitStack, config: RunConfig, gateway_url: str, channel_token: str, logs: Path) -> Source:

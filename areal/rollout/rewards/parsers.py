@@ -28,6 +28,8 @@ from areal.store.base import LARGEST_REWARD
 
 LONGEST = 50_000  # characters that are read, the last ones
 SHOWN = 200  # of an answer that cannot be read, in its error
+MOST_BROKEN = 200  # objects that do not end, in one answer: a model that repeats itself must not hold the run up
+MOST_WORDS = 100  # in one line, likewise: that is no verdict
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _VALUE = rf"(?<![\w.])(?P<value>{_NUMBER})(?:\s*(?:/|out of)\s*(?P<of>\d+(?:\.\d+)?)|\s*(?P<percent>%))?(?![\w%]|\.\d)"
@@ -36,7 +38,9 @@ _ALONE = re.compile(rf"\s*{_VALUE}[.!\s]*")
 _ANY = re.compile(_VALUE)
 _NAMED = re.compile(rf"\b(?:score|reward|rating|grade){_IS}{_VALUE}", re.IGNORECASE)
 _MARKS = re.compile(r"^```\w*$|\*\*|`", re.MULTILINE)
-_DENIED = re.compile(r"(?:\bnot|n['’]t|\bnever|\bneither|\bnor)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_OBJECT = re.compile(r'\{\s*"')
+_DENIAL = 120  # characters before a verdict, in which it may be denied
+_DENIED = re.compile(r"(?:\b(?:can)?not|n['’]t|\bnever|\bneither|\bnor)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,11 @@ class Reading:
         line = next((line for line in reversed(said.splitlines()) if line.strip()), "")
         places = list(re.finditer(word, line, re.IGNORECASE))
         worths = {self._worth(place["word"]) for place in places}
-        if len(worths) != 1 or any(_DENIED.search(line[: place.start()]) for place in places):
+        if (
+            len(worths) != 1
+            or len(places) > MOST_WORDS
+            or any(_DENIED.search(line, max(0, place.start() - _DENIAL), place.start()) for place in places)
+        ):
             raise Unreadable(f"there is no single verdict in {_shown(said)}")
         return worths.pop()
 
@@ -161,16 +169,17 @@ def cleaned(text: str) -> str:
 
 def _field(said: str, name: str) -> Any:
     """Of the last JSON object that has it."""
-    decoder, at, found, missing = json.JSONDecoder(), said.find("{"), None, True
-    while at >= 0:
+    decoder, found, missing, broken = json.JSONDecoder(), None, True, 0
+    start = _OBJECT.search(said)
+    while start is not None and broken < MOST_BROKEN:
         try:
-            value, end = decoder.raw_decode(said, at)
+            value, end = decoder.raw_decode(said, start.start())
         except (ValueError, RecursionError):
-            end = at + 1
+            end, broken = start.end(), broken + 1
         else:
             if isinstance(value, dict) and name in value:
                 found, missing = value[name], False
-        at = said.find("{", end)
+        start = _OBJECT.search(said, end)
     if missing:
         raise Unreadable(f"there is no JSON object with {name!r} in {_shown(said)}")
     return found

@@ -25,12 +25,13 @@ from areal.base.logs import warn
 from areal.config.run import RunConfig
 from areal.rollout.rewards.case import Case, case_of
 from areal.rollout.rewards.health import Health, sessions
-from areal.rollout.rewards.source import Away, Hopeless, Limited, Rewards, Source, Unreadable
+from areal.rollout.rewards.source import Away, Crowded, Hopeless, Limited, Rewards, Source, Unreadable
 from areal.rollout.rewards.tasks import KnownTasks
 from areal.rollout.staleness import StalenessGate
 from areal.store.base import Store, Unrewarded
 
 POLL_S = 0.1  # other processes end sessions, and the store cannot call us
+PATIENCE = 10  # refusals for a rate limit, while others are answered, that count as one of the attempts
 SAY_S = 10.0  # between two lines of the log about failed rewards
 
 
@@ -169,7 +170,7 @@ class Scorer:
 
     async def _rewards(self, cases: Sequence[Case]) -> list[Rewards] | None:
         """None where no reward is to be had."""
-        tried = 0
+        tried = crowded = 0
         while True:
             async with self._slots:
                 await self._health.open()  # in here, so that those that wait do not ask all at once when it is over
@@ -186,6 +187,11 @@ class Scorer:
             if isinstance(failed, Away):
                 if not await self._health.away(failed, cases[0], started):
                     continue
+                if isinstance(failed, Crowded):
+                    await asyncio.sleep(failed.wait_s)
+                    crowded += 1
+                    if crowded % PATIENCE:
+                        continue
             else:
                 self._health.answered(started)
             tried += 1

@@ -3,8 +3,8 @@
     rewards = await source.rewards(cases)     # one call about one session, or about all of a group that are compared
 
 A call fails in four ways. Unreadable: this time nothing came of it; asked again, up to rollout.reward.attempts. Hopeless: asking again
-would not help. Away: it is not about the session; nothing is counted, and health.py looks whether the source answers anybody; Spent is
-away until somebody pays. Limited: it is there and answers later.
+would not help. Away: it is not about the session; nothing is counted, and health.py looks whether the source answers anybody; Crowded is
+away for its rate limit, Spent until somebody pays. Limited: it is there and answers later.
 """
 
 from __future__ import annotations
@@ -37,6 +37,17 @@ class Away(ArealError):
     def told(self, name: str, since: str) -> str:
         """Why nobody is scored by the source of this name."""
         return f"{name} gives no rewards since {since} ({self.cause}); {self.remedy}"
+
+
+class Crowded(Away):
+    """Its provider lets no more calls through for now: wait_s seconds, as far as it says. That is nobody's fault, unless the same call is refused
+    again and again while others are answered."""
+
+    def __init__(self, cause: str, wait_s: float) -> None:
+        super().__init__(
+            cause, "set calls_per_minute of its route to what your plan allows; sessions start again by themselves"
+        )
+        self.wait_s = wait_s
 
 
 class Spent(Away):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,8 @@ from areal.rollout.rewards.health import Health
 from areal.rollout.rewards.model_source import ModelSource
 from areal.rollout.rewards.parsers import Reading
 from areal.rollout.rewards.prompts import Asking
-from areal.rollout.rewards.source import Away, Limited, Rewards, Spent
+from areal.rollout.rewards.scorer import PATIENCE
+from areal.rollout.rewards.source import Away, Crowded, Limited, Rewards, Spent
 from areal.web.client import JsonClient
 from tests.channel.stub import StubChannel, chat, error
 from tests.gateway.channel_gateway import GUEST, channel_door, gateway_alone
@@ -67,12 +69,73 @@ async def test_a_budget_that_is_spent_is_away_with_a_sentence_of_its_own() -> No
     assert len(upstream.calls) == 1
 
 
-async def test_a_rate_limit_of_the_channel_itself_is_away() -> None:
+async def test_a_rate_limit_of_the_channel_itself_is_told_from_a_channel_that_is_away() -> None:
     async with judged_through_a_gateway() as (source, upstream):
-        upstream.default = error(429, "you have no quota", retry_after="1")
-        with pytest.raises(Away, match="you have no quota") as away:
+        upstream.default = error(429, "slow down", retry_after="7")
+        for ask in (source.rewards([case()]), source.probe(None)):
+            with pytest.raises(Crowded, match=r"limits the rate of judge_model \(429: slow down\)") as crowded:
+                await ask
+            assert crowded.value.wait_s == 7
+        told = crowded.value.told(source.name, "12:00:00")
+        assert (told.startswith("judge_model (m) gives no rewards since 12:00:00 ("), crowded.value.wrong) == (
+            True,
+            False,
+        )
+        assert "set calls_per_minute of its route" in told
+        upstream.default = error(402, "Insufficient Balance")
+        with pytest.raises(Away, match="top up the account") as away:
             await source.rewards([case()])
-    assert not isinstance(away.value, Spent)
+        assert away.value.wrong, "no second look is needed"
+
+
+def crowded(cases: Sequence[Case]) -> list[Rewards]:
+    raise Crowded("the channel limits the rate of judge_model (429: slow down)", 0.0)
+
+
+async def test_a_rate_limit_costs_no_session_its_attempts_while_others_are_answered(
+    scoring: Any, played: Played
+) -> None:
+    """Each is refused more often than a source that is broken would be asked."""
+    refused: Counter[str] = Counter()
+
+    def answer(cases: Sequence[Case]) -> list[Rewards]:
+        refused[cases[0].session_id] += 1
+        return crowded(cases) if refused[cases[0].session_id] < 8 else [{None: 1.0}]
+
+    names = [await waits(played, f"t{number}") for number in range(3)]
+    async with scoring(Scripted(answer), attempts=2) as rig:
+        await rig.nothing_waits()
+        assert [await rig.fate(name) for name in names] == ["accepted"] * 3
+        assert rig.said == []
+
+
+async def test_a_session_that_alone_is_refused_for_the_rate_is_given_up_late(scoring: Any, played: Played) -> None:
+    """A prompt larger than what the plan lets through in a minute is 429 for ever."""
+    source = Scripted(lambda cases: crowded(cases) if cases[0].session_id == "poison" else [{None: 1.0}])
+    await waits(played, "poison")
+    async with scoring(source, attempts=2) as rig:
+        await rig.nothing_waits()
+        assert await rig.fate("poison") == "dropped (reward_failed)"
+    assert (source.calls.count(("poison",)), rig.said) == (2 * PATIENCE, [])
+
+
+async def test_a_rate_limit_that_lets_nobody_through_holds_admission_and_drops_nobody(
+    scoring: Any, played: Played
+) -> None:
+    limited = True
+
+    def answer(cases: Sequence[Case]) -> list[Rewards]:
+        return crowded(cases) if limited else [{None: 1.0}]
+
+    source = Scripted(answer, probed=lambda: answer([case()]) and None if source.calls else None)
+    names = [await waits(played, f"t{number}") for number in range(3)]
+    async with scoring(source, attempts=1) as rig:
+        await until(lambda: asyncio.sleep(0, bool(rig.said)))
+        assert "limits the rate of judge_model (429: slow down)); set calls_per_minute of its route" in rig.said[0]
+        assert await rig.waiting() == names
+        limited = False
+        await rig.nothing_waits()
+        assert [await rig.fate(name) for name in names] == ["accepted"] * 3
 
 
 async def test_a_limit_is_waited_for_without_a_warning_and_holds_nobody(

@@ -64,6 +64,7 @@ def test_a_number_is_read_or_nothing(text: str, value: float | str) -> None:
         ("It says 4, which is fine.\nThat is correct.", 1.0),
         ("The answer is not correct", None),
         ("It isn't quite correct", None),
+        ("This cannot be correct", None),
         ("correct and incorrect", None),
         ("Verdict: not correct", None),
         ("maybe", None),
@@ -93,6 +94,7 @@ def test_a_verdict_is_read_or_nothing(text: str, value: float | None) -> None:
         ('{"score": 1e400}', "no finite number"),
         ('{"score": [1]}', "is no number"),
         ("{{{", "no JSON object"),
+        (r"\frac{1}{2} " * 500 + ' { "score": 0.5 }', 0.5),
         ('{"score":' + "[" * 40_000, "no JSON object"),
     ],
 )
@@ -130,8 +132,8 @@ def test_a_number_is_clipped_where_that_is_wanted_and_then_scaled() -> None:
 
 @pytest.mark.timeout(120)
 def test_an_endless_answer_is_read_in_no_time() -> None:
-    """Whitespace, thoughts and braces without an end: rules that went back and forth over them would hold the controller."""
-    for text in (" ", "\n", "<think>", "{", "score ", "not ", "8/", "[["):
+    """Whitespace, thoughts, verdicts and braces without an end: rules that went back and forth over them would hold the controller."""
+    for text in (" ", "\n", "<think>", "{", "score ", "not ", "8/", "[[", "correct ", "no ", '{"a":['):
         for parser in _OF_PARSERS:
             with pytest.raises(Unreadable):
                 Reading(parser, **WORDS).one(text * (4 * LONGEST // len(text)))

@@ -26,7 +26,7 @@ from areal.rollout.rewards.model_source import ModelSource
 from areal.rollout.rewards.opening import timeout_of
 from areal.rollout.rewards.parsers import Reading
 from areal.rollout.rewards.prompts import Asking
-from areal.rollout.rewards.source import Away, Hopeless, Unreadable
+from areal.rollout.rewards.source import Away, Crowded, Hopeless, Unreadable
 from areal.web.client import JsonClient
 from tests.channel.stub import Call, Reply, StubChannel, chat, error
 
@@ -209,7 +209,8 @@ async def test_one_answer_alone_is_not_compared(channel: StubChannel) -> None:
         (error(400, "context too long"), Hopeless, "context too long"),
         (error(401, "bad key"), Away, "check api_gateway.api_key"),
         (error(404, "no such model"), Away, "check its model_id"),
-        (error(429, "slow down"), Away, "taotoken"),
+        (error(429, "slow down"), Crowded, "slow down"),
+        (error(402, "Insufficient Balance"), Away, "top up the account"),
         (error(503, "circuit open"), Away, "circuit open"),
         (Reply(502, b"<html>"), Away, "502"),
         (Reply(body=b"not json"), Away, "not JSON"),
@@ -228,8 +229,8 @@ async def test_each_failure_is_told_from_the_others(channel: StubChannel, reply:
         with pytest.raises(kind) as failed:
             await source.rewards([case()])
         assert says in str(failed.value)
-        assert not isinstance(failed.value, Away) or failed.value.wrong == (says.startswith("check"))
-        if kind is Away:
+        assert not isinstance(failed.value, Away) or failed.value.wrong == says.startswith(("check", "top up"))
+        if issubclass(kind, Away):
             with pytest.raises(Away):
                 await source.probe(None)
         else:
@@ -244,8 +245,8 @@ async def test_a_gateway_that_is_gone_is_away(channel: StubChannel) -> None:
 
 
 def test_a_call_may_take_what_the_channel_may_take() -> None:
-    assert timeout_of(config("reward_model")) == 3 * 10 + 60 + 30
-    assert timeout_of(config()) == 3 * 20 + 60 + 30
+    assert timeout_of(config("reward_model")) == 3 * 10 + 2 * 60 + 30  # attempts, the pauses between them, the line
+    assert timeout_of(config()) == 3 * 20 + 2 * 60 + 30
     assert timeout_of(config(timeout_seconds=5)) == 5
     assert timeout_of(config("function", path="m:f")) == 60
 
