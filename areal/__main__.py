@@ -6,6 +6,7 @@ A command's module is imported only when it is called, so that `areal --help` st
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -26,7 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Dispatch to a command. Unknown ones list the known ones; exit code 2."""
+    """Dispatch to a command. Unknown ones list the known ones; exit code 2. What the system refuses a command (a full disk) is one line
+    and 1."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
@@ -40,8 +42,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"areal: unknown command {name!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    code = importlib.import_module(COMMANDS[name][0]).main(rest)
+    try:
+        code = importlib.import_module(COMMANDS[name][0]).main(rest)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        _let_go_of_stdout()
+        return 0
+    except OSError as error:
+        _let_go_of_stdout()
+        print(f"areal {name}: {error}", file=sys.stderr)
+        return 1
     return int(code or 0)
+
+
+def _let_go_of_stdout() -> None:
+    """What could not be written is not tried again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help() -> str:

@@ -159,6 +159,9 @@ def _line_file(path: Path) -> Any:
 @contextmanager
 def _whole(output: Path, opened: Callable[[Path], AbstractContextManager[Write]]) -> Any:
     """A file that is there whole or not at all, for its owner alone: it holds what users said."""
+    if output.exists() and not output.is_file():  # the file would take the place of a device or a pipe
+        raise ConfigError(f"{output} is no file; name one, or leave --output out for standard output")
+    output = output.resolve()
     aside = output.with_name(f".{output.name}.part")
     try:
         aside.touch(0o600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 import subprocess
@@ -144,6 +145,30 @@ def test_a_reader_that_has_seen_enough_is_no_error(run: Path) -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert (done.returncode, len(done.stdout)) == (0, 10)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["export --run", "status"])
+def test_a_full_disk_below_the_output_is_one_line(run: Path, command: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "areal", *command.split(), str(run)], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    name = command.split()[0]
+    assert (done.returncode, done.stderr) == (1, f"areal {name}: [Errno 28] No space left on device\n")
+
+
+def test_what_is_no_file_is_not_replaced_and_a_link_is_followed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, link, real = tmp_path / "pipe", tmp_path / "link", tmp_path / "real"
+    os.mkfifo(pipe)
+    assert main(["--run", str(run), "--output", str(pipe)]) == 2
+    assert "pipe is no file; name one, or leave --output out" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    link.symlink_to(real)
+    assert main(["--run", str(run), "--output", str(link)]) == 0
+    assert link.is_symlink()
+    assert len(real.read_text().splitlines()) > 0
 
 
 def test_the_page_names_every_option_and_column() -> None:
