@@ -45,6 +45,7 @@ from areal.engine.commands import (
 )
 from areal.engine.engine import TrainEngine, world_alone
 from areal.engine.parallel.meeting import Meeting
+from areal.engine.parallel.pipeline import wait_for
 from areal.engine.parallel.world import World
 from areal.engine.place import Place
 from areal.engine.settings import EngineSettings
@@ -192,6 +193,8 @@ class Performer:
 
 def _waits(frame: FrameType) -> bool:
     found: FrameType | None = frame
+    if frame.f_code is wait_for.__code__:  # torch has no frame of its own there
+        return True
     for _ in range(_INNERMOST):
         if found is None:
             return False

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from areal.engine.client import EngineClient
 from areal.engine.commands import Hello, Row
 from areal.engine.engine import TrainEngine
 from areal.engine.frames import read_frame, write_frame
-from areal.engine.performer import Performer
+from areal.engine.parallel.pipeline import wait_for
+from areal.engine.performer import Performer, _waits
 from areal.engine.place import Place
 from areal.engine.settings import EngineSettings
 from areal.engine.worker import RankServer
@@ -175,6 +177,20 @@ async def test_garbage_does_not_stop_the_rank(rank: Rank) -> None:
         await writer.wait_closed()
     async with EngineClient(rank.url, TOKEN) as client:
         assert await client.score([]) == []
+
+
+def test_who_waits_for_a_stage_to_take_what_was_sent_does_not_hang_itself() -> None:
+    """Torch waits there outside of Python: no frame of its own says so."""
+    taken = threading.Lock()
+    with taken:
+        thread = threading.Thread(target=wait_for, args=([SimpleNamespace(wait=taken.acquire)],))
+        thread.start()
+        innermost = None
+        while innermost is not wait_for.__code__:
+            frame = sys._current_frames()[thread.ident or 0]
+            innermost = frame.f_code
+        assert _waits(frame)
+    thread.join()
 
 
 async def test_a_killed_rank_fails_the_waiting_call_and_every_later_one(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -168,19 +169,21 @@ async def test_what_one_rank_alone_cannot_do_ends_the_step_with_its_reason(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("stuck", ["rank-1 hangs, here:", "in _fault", "TrainStep was not done within 4 s"]),
-        ("native", ["rank-1 (pid ", "in train_step"]),  # it ended itself: nothing but the last resort could speak
+        ("stuck", r"TrainStep was not done within 8 s.*rank-1 hangs, here:.*in _fault"),
+        # Nothing but the last resort can speak: it ends itself, unless its leader, who asks in vain, is first.
+        ("native", r"rank-1 \(pid .*in train_step|rank-1 hangs: it does not even say where it stands"),
     ],
 )
 async def test_a_rank_that_hangs_is_named_with_its_stack(
-    make_settings: MakeSettings, group_rows: GroupRows, tmp_path: Path, fault: str, words: list[str]
+    make_settings: MakeSettings, group_rows: GroupRows, tmp_path: Path, fault: str, words: str
 ) -> None:
-    settings = make_settings(backend="fsdp:d2", step_timeout_seconds=4)
+    settings = make_settings(backend="fsdp:d2", step_timeout_seconds=8)
     async with net_of(tmp_path / "run", settings, fault=fault) as net:
         said = await broken_step(net, group_rows())
-    assert "in _fault" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
-    for word in words:
-        assert word in said, said
+        async with asyncio.timeout(START_S):
+            while "in _fault" not in (tmp_path / "run" / "logs" / "rank-1.log").read_text():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    assert re.search(words, said, re.DOTALL), said
 
 
 @pytest.mark.heavy
@@ -199,5 +202,5 @@ async def test_a_rank_that_does_not_come_is_named(make_settings: MakeSettings, t
     async with LocalScheduler(tmp_path / "run", grace_s=1) as scheduler:
         jobs = jobs_of(scheduler, tmp_path / "run", make_settings(backend="fsdp:d3"), within_s=3)
         ranks = await scheduler.start(*jobs[:2])
-        with pytest.raises(ProcessDied, match=r"rank-2 did not come within 3 s.*rank-2 has said nothing"):
+        with pytest.raises(ProcessDied, match=r"(?s)rank-2 did not come within 3 s.*rank-2 has said nothing"):
             await asyncio.gather(*(rank.ready(START_S) for rank in ranks))

@@ -25,6 +25,12 @@ from areal.engine.parallel.schedule import Forward, schedule
 from areal.engine.parallel.world import AXES, World, local
 
 
+def wait_for(every: Iterable[dist.Work]) -> None:
+    """Until each has reached its end. Who is found here waits for other ranks (performer.py)."""
+    for work in every:
+        work.wait()
+
+
 class _Link:
     """To and from the neighbours in the ring of stages, one way."""
 
@@ -47,8 +53,7 @@ class _Link:
         return like
 
     def arrived(self) -> None:
-        for work, _ in self._leaving:
-            work.wait()
+        wait_for(work for work, _ in self._leaving)
         self._leaving.clear()
 
 

@@ -44,7 +44,8 @@ from areal.engine.settings import EngineSettings
 from tests.engine.parallel.expert_faults import EXPERT_FAULTS
 
 LR = 1e-4
-TIMEOUT_S = 120
+TIMEOUT_S = 450
+"""Of a meeting and of each exchange: the slowest start of eight processes on a busy machine took a minute; pytest ends a test at 600."""
 CPU = torch.device("cpu")
 
 _device = "cpu"
@@ -308,6 +309,7 @@ def _serve(rank: int, pipe: Connection, folder: str, timeout_s: float, kind: str
             return
         try:
             store = dist.FileStore(str(Path(folder) / str(number)), size)
+            store.set_timeout(timedelta(seconds=timeout_s))
             dist.init_process_group(
                 "gloo" if kind == "cpu" else "nccl",
                 store=store,
