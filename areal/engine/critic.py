@@ -21,7 +21,7 @@ from areal.engine.model import config_files, hidden_states, opened
 from areal.engine.net import Net, without_twins
 from areal.engine.parallel.pieces import fill, materialise
 from areal.engine.parallel.world import CPU, World, local
-from areal.engine.pretrained import check_packed_path
+from areal.engine.pretrained import check_packed_path, longest_row
 from areal.models.hf_names import Parts
 from areal.models.hf_weights import WeightFiles
 from areal.models.value_head import ValueHead
@@ -38,6 +38,7 @@ class ValueNet(Net):
         self._sources = {name.removeprefix(at): found for name, found in parts.items() if name.startswith(at)}
         self._files = files
         self._config = model.config
+        self.longest = longest_row(model.config.get_text_config())
         weight = self.body.get_input_embeddings().weight
         self.value_head = ValueHead(int(weight.shape[1]))
         self._vocabulary = int(weight.shape[0])

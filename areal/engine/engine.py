@@ -202,7 +202,7 @@ class TrainEngine:
         return self.policy.as_base()
 
     def _decoded(self, rows: Sequence[Row]) -> list[RowArrays]:
-        vocabulary = self.policy.vocabulary
+        vocabulary, longest = self.policy.vocabulary, self.policy.longest
         arrays = [decode_row(row) for row in rows]
         for row in arrays:
             strange = row.ids[(row.ids < 0) | (row.ids >= vocabulary)]
@@ -210,6 +210,11 @@ class TrainEngine:
                 raise TrainingError(
                     f"session {row.session_id}: token id {int(strange[0])} is none of the model's {vocabulary} tokens; what "
                     "generates must have the vocabulary of actor.path (a scripted backend: settings.vocabulary)"
+                )
+            if longest and len(row.ids) > longest:
+                raise TrainingError(
+                    f"session {row.session_id}: a row of {len(row.ids)} tokens, and a row of more than {longest} makes this model turn the "
+                    "positions of all that it is packed with otherwise (its rope scaling); bound the backend's context to that"
                 )
         return arrays
 

@@ -27,7 +27,7 @@ from areal.engine.batch import PackedBatch, QueryBlock
 from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
 from areal.engine.parallel.pieces import fill, materialise
 from areal.engine.parallel.world import CPU, World
-from areal.engine.pretrained import ATTENTION, build, check_packed_path, parts_in_folder, weight_files_of
+from areal.engine.pretrained import ATTENTION, build, check_packed_path, longest_row, parts_in_folder, weight_files_of
 from areal.models.hf_names import Parts
 from areal.models.hf_weights import WeightFiles
 
@@ -39,6 +39,7 @@ class PolicyNet(Net):
         """model: without weights; they lie in the files, `parts` says where."""
         super().__init__()
         self.model = model
+        self.longest = longest_row(model.config.get_text_config())
         self._parts = parts
         self._files = files
 

@@ -25,11 +25,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Net(nn.Module, ABC):
     """See the module's docstring. shared: parameters that stand on another stage of a pipeline too, and what they are called in a checkpoint.
     base: of a net whose `named_tensors` are an adapter, the model that it stands beside.
-    computes_on: where parameters lie elsewhere than they are computed with (offload)."""
+    computes_on: where parameters lie elsewhere than they are computed with (offload). longest: tokens of the longest row that packing with others
+    leaves as it is."""
 
     shared: Mapping[str, str] = {}
     base: AdapterBase | None = None
     computes_on: torch.device | None = None
+    longest: int | None = None
 
     @property
     @abstractmethod

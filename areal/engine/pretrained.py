@@ -81,6 +81,20 @@ def parts_in_folder(model: Any) -> dict[str, Parts]:
     return parts
 
 
+def longest_row(config: Any) -> int | None:
+    """Of a transformers configuration: tokens of a row beyond which all positions of the micro-batch that it lies in turn otherwise; None: however
+    long it is, they do not."""
+    said = getattr(config, "rope_parameters", None) or {}
+    bounds = []
+    for rope in [each for each in said.values() if isinstance(each, dict)] or [said]:
+        kind = str(rope.get("rope_type"))
+        if kind == "longrope":
+            bounds.append(int(rope["original_max_position_embeddings"]))
+        elif "dynamic" in kind:
+            bounds.append(int(config.max_position_embeddings))
+    return min(bounds, default=None)
+
+
 def weight_files_of(model: Any, parts: Mapping[str, Parts], folder: Path) -> WeightFiles:
     """Raises ConfigError unless the folder holds every part in its shape."""
     files = WeightFiles(folder)

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from areal.base.errors import ConfigError
+from areal.base.errors import ConfigError, TrainingError
 from areal.engine.batch import pack
 from areal.engine.commands import Row
+from areal.engine.engine import TrainEngine
 from areal.engine.model import load_policy
 from areal.engine.rows import decode_row
 from areal.models.hf_names import to_disk
@@ -113,6 +115,43 @@ def test_experts_of_any_width_are_computed(tmp_path: Path, dtype: str, group_row
     [packed] = pack([decode_row(row) for row in group_rows(groups=1)], max_tokens=10_000)
     policy(packed)[0].sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for _, p in policy.trained_parameters())
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4, "factor": 4.0}
+
+
+@pytest.mark.parametrize("role", ["policy", "critic"])
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({"rope_parameters": LONG | {"rope_theta": 1e4, "original_max_position_embeddings": 12}}, 12),
+        (
+            {
+                "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+                "max_position_embeddings": 12,
+            },
+            12,
+        ),
+        ({}, None),
+    ],
+)
+def test_a_row_that_turns_the_positions_of_its_neighbours_is_refused(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    longest: int | None,
+    role: str,
+    make_engine: Callable[..., TrainEngine],
+    make_row: Callable[..., Row],
+) -> None:
+    engine = make_engine(model_dir=str(write("Llama", tmp_path, **changes)), role=role)
+    short, full = make_row([5, 6, 7], [2]), make_row(list(range(12)), [11])
+    [alone] = engine.score([short])
+    np.testing.assert_allclose(engine.score([short, full])[0], alone, atol=1e-5)
+    if longest is None:
+        engine.score([make_row(list(range(40)), [39])])
+        return
+    with pytest.raises(TrainingError, match=f"session s-0: a row of 13 tokens, and a row of more than {longest} makes"):
+        engine.score([short, make_row(list(range(13)), [12])])
 
 
 def test_quantised_weights_are_refused(tmp_path: Path) -> None:
