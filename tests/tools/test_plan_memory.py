@@ -97,6 +97,7 @@ def saved_bytes(folder: Path, backend: str, dtype: str, checkpointing: bool, tok
         ("qwen3", "archon:d1", "float32", False, 0),
         ("llama", "archon:d1", "bfloat16", False, 0),
         ("qwen3_moe", "archon:d1", "float32", False, 0),
+        ("qwen3_moe", "fsdp:d1", "bfloat16", False, 0),
         ("llama", "fsdp:d1", "float32", False, 16),
         ("qwen3", "fsdp:d1", "bfloat16", False, 16),
     ],
