@@ -25,13 +25,14 @@ import argparse
 import asyncio
 import gzip
 import json
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
+
+from tests.ports import quiet_port
 
 Piece = bytes | float
 Framing = Literal["length", "chunked", "close"]
@@ -166,9 +167,7 @@ class StubChannel:
     @staticmethod
     def refused_url() -> str:
         """Of a port on which nobody listens."""
-        with socket.socket() as held:
-            held.bind(("127.0.0.1", 0))
-            return f"http://127.0.0.1:{held.getsockname()[1]}"
+        return f"http://127.0.0.1:{quiet_port()}"
 
     def __enter__(self) -> Self:
         self._thread.start()
