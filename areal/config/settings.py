@@ -27,6 +27,7 @@ ROUTER, FILE, AGENT_FILE, COMMAND_LINE = range(4)
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _SLOT = re.compile(r"\$\{([^{}]*)\}")
+_UNREAD = re.compile(r"\$\{|^\$\(?[A-Z_][A-Z0-9_]*\)?$")  # what a shell would read, or what lost its brace
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -89,6 +90,11 @@ def resolve_environment(settings: Settings, keys: Mapping[str, Key], problems: P
     """Put in ${NAME} everywhere, and clean secrets. What goes wrong is a problem naming variable and key."""
     for path, setting in list(settings.items()):
         secret = path in keys and keys[path].secret
+        sent = secret or path.endswith("base_url")
+        if sent and isinstance(setting.value, str) and _UNREAD.search(_SLOT.sub("", setting.value)):
+            problems.add(
+                setting.name, "a variable is written ${NAME}, with both braces; this would be sent as it stands"
+            )
         value = _map_texts(setting.value, partial(_SLOT.sub, _Filler(setting.name, secret, problems)))
         if secret and isinstance(value, str):
             value = type(value)(value.strip())

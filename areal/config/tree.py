@@ -60,7 +60,10 @@ def _typed(kinds: tuple[Any, ...], value: Any) -> Any:
             value = _unwrap(kinds, value)
     if isinstance(value, list):
         inner = next((get_args(kind) for kind in kinds if get_origin(kind) is list), ())
-        return [_typed(inner, each) for each in value]
+        typed = [(each, _typed(inner, each)) for each in value]
+        return [
+            each if found is _MISSING else found for each, found in typed
+        ]  # validation then shows what stands there
     if not isinstance(value, Plain):
         return value
     if any(kind is str or get_origin(kind) is Literal for kind in kinds):

@@ -95,6 +95,28 @@ def test_T090_an_unset_variable_names_itself_and_the_key(tmp_path: Path, monkeyp
     assert load(tmp_path, "trial_name: 'x${EMPTY}'").trial_name == "x"
 
 
+@pytest.mark.parametrize(
+    ("base_url", "api_key"), [("http://x", "${ROUTER_KEY"), ("http://x", "$ROUTER_KEY"), ("http://${H/v1", "k-abc")]
+)
+def test_T090_a_variable_without_its_braces_is_not_sent_as_it_stands(
+    tmp_path: Path, base_url: str, api_key: str
+) -> None:
+    lines = problems_of(tmp_path, f"api_gateway: {{base_url: '{base_url}', api_key: '{api_key}'}}")
+    assert any("a variable is written ${NAME}, with both braces" in line for line in lines), lines
+    config = load(
+        tmp_path, "api_gateway: {base_url: 'http://x', api_key: 'k-$abc'}\nrollout: {reward: {rubric: '${5'}}"
+    )
+    assert config.api_gateway is not None
+    assert (config.api_gateway.api_key, config.rollout.reward.rubric) == ("k-$abc", "${5")
+
+
+def test_T089_a_word_in_a_list_of_numbers_is_shown_as_it_was_written(tmp_path: Path) -> None:
+    [line] = problems_of(tmp_path, "rollout: {reward: {bounds: [0, high]}}")
+    assert "'high'" in line
+    [line] = problems_of(tmp_path, "actor: {optimizer: {lr: [1e-6]}}")
+    assert "['1e-6']" in line
+
+
 @pytest.mark.parametrize("value", ["sk-abc\n", "sk-abc\r\n", " sk-abc ", "\tsk-abc"])
 def test_T102_outer_white_space_of_a_key_is_stripped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
