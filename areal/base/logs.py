@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from areal.base.errors import ConfigError
 from areal.base.redact import redact
 
 Fact = str | int | float | bool | None
@@ -119,7 +120,8 @@ def warn(logger_name: str, text: str) -> None:
 def open_log(*paths: Path, run_id: str, terminal: bool = True, level: Level = "info") -> Iterator[None]:
     """Send the lines of this process to files (created at once, with a header line each) and the terminal.
 
-    Folders are made as needed (mode 0700), files have mode 0600. May be nested: inner files are added."""
+    Folders are made as needed (mode 0700), files have mode 0600. May be nested: inner files are added. Raises ConfigError for a file that
+    cannot be written."""
     handlers: list[logging.Handler] = [_open_file(path, run_id) for path in paths]
     if terminal:
         handlers.append(_Terminal())
@@ -158,9 +160,14 @@ class _Terminal(logging.Handler):
 
 
 def _open_file(path: Path, run_id: str) -> logging.Handler:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     header = f"# run_id={run_id} pid={os.getpid()} started={time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
-    handle = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the log {path} ({error.strerror}); choose a folder where you may write (--log-dir, logging.log_dir)"
+        ) from None
     try:
         os.write(handle, redact(header).encode())
     finally:

@@ -55,8 +55,10 @@ class RunFolder:
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             except OSError as error:
+                apart = folder == self.logs and not folder.is_relative_to(self.root)
+                key = "logging.log_dir" if apart else "cluster.fileroot or --output-dir"
                 raise ConfigError(
-                    f"cannot make {folder}: {error.strerror}; choose cluster.fileroot or --output-dir where you may write"
+                    f"cannot make {folder}: {error.strerror}; choose {key} where you may write"
                 ) from error
 
     def run_id(self, fresh: str) -> str:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from areal.base.errors import ConfigError
 from areal.base.hosts import names_loopback
+from areal.base.own_code import own_code
 from areal.config.settings import AGENT_FILE, Setting, Settings
 
 _KNOWN = ("model_base_url", "model_name", "api_key", "max_turns", "command", "tasks")
@@ -64,13 +65,10 @@ def listed_tasks(path: Path) -> list[str | dict[str, Any]]:
 
 def _agent_config(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist (looked in {Path.cwd()}); --agent-config names a Python file")
-    try:
+        what = "is no file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
+        raise ConfigError(f"{path} {what}; --agent-config names a Python file")
+    with own_code(str(path)):
         agent = runpy.run_path(str(path)).get("AGENT_CONFIG")
-    except SyntaxError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}; this is not valid Python") from None
-    except ImportError as error:
-        raise ConfigError(f"{path} imports what is not installed here: {error}") from None
     if not isinstance(agent, Mapping):
         raise ConfigError(f"{path} defines no AGENT_CONFIG = {{...}}; known entries are {', '.join(_KNOWN)}")
     unknown = sorted(set(agent) - set(_KNOWN))

@@ -117,8 +117,10 @@ def _read(path: Path, rank: int) -> Settings:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist (looked in {Path.cwd()}); check the path") from None
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except UnicodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8 ({error}); name a YAML file") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a YAML file that you may read") from None
     tree = load_yaml(text, str(path))
     return {} if is_null(tree) else flatten(tree, rank, source=str(path))
 

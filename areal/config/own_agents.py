@@ -89,6 +89,13 @@ def _what_must_be_there(config: RunConfig) -> list[str]:
     for key, path in (("train_dataset.path", config.train_dataset.path), ("evaluator.path", config.evaluator.path)):
         if path and (problem := source_problem(key, path)):
             found.append(problem)
+    for key, target in (
+        ("rollout.agent.path", agent.path),
+        ("evaluator.agent", config.evaluator.agent),
+        ("rollout.reward.path", config.rollout.reward.path),
+    ):
+        if target and not all(target.partition(":")):
+            found.append(f"{key}={target}: write it as module:attribute, as in examples.tiny_sums.agent:TinySums")
     if agent.mode != "online" or not runs_agents(config):
         return found
     if agent.command:

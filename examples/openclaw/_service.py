@@ -1,6 +1,7 @@
 """One HTTP call and its error as a sentence, on the standard library alone; shared by the scripts of this folder."""
 
 import json
+import re
 import sys
 import urllib.error
 import urllib.parse
@@ -9,10 +10,15 @@ from typing import Any, NoReturn
 
 # A proxy of the outside world must not catch calls to this service.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_ADDRESS = re.compile(r"https?://[^\s/:]+(:\d+)?(/|$)|https?://\[[0-9a-fA-F:.]+\](:\d+)?(/|$)")
 
 
 def call(url: str, path: str, key: str, body: dict[str, Any] | None, timeout_s: float) -> tuple[int, Any]:
     """POST (GET without a body); returns (status, JSON). An unreachable service ends the script with exit code 1."""
+    if not _ADDRESS.match(url):
+        die(
+            f"{url!r} is no address of a service; write it with http://, as the service printed it: http://127.0.0.1:8090"
+        )
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(url.rstrip("/") + path, data=data, headers=headers)

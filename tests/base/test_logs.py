@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.base.errors import ConfigError
 from areal.base.logs import Log, announce, format_line, open_log, parse_line, warn
 from areal.base.redact import hint, protect, redact
 
@@ -74,6 +76,16 @@ def test_file_exists_at_once_with_a_header_and_the_terminal_gets_the_same_lines(
     assert lines[1] == "(AReaL) RLTrainer INFO: Proxy gateway available at http://127.0.0.1:8090"
     assert lines[2] == "(AReaL) RLTrainer WARNING: queue is full: raise rollout.queue_size"
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_log_that_cannot_be_written_is_a_sentence_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "train.log", tmp_path):  # its folder is a file; it is a folder itself
+        with (
+            pytest.raises(ConfigError, match=rf"cannot write the log {re.escape(str(path))} \(.+\); choose a folder"),
+            open_log(path, run_id="r"),
+        ):
+            pytest.fail("the log was opened")
 
 
 def test_a_second_run_appends_and_is_told_apart_by_its_header(tmp_path: Path) -> None:

@@ -317,6 +317,16 @@ def test_the_table_knows_only_configured_names_and_refuses_the_others(tmp_path: 
             start_scheduler(config, folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "remedy"), [("root", "cluster.fileroot or --output-dir"), ("logs", "logging.log_dir")]
+)
+def test_a_folder_that_cannot_be_made_names_the_key_that_chose_it(tmp_path: Path, file: str, remedy: str) -> None:
+    (tmp_path / file).touch()
+    folder = RunFolder.of(str(tmp_path / "root"), "exp", "trial", None, str(tmp_path / "logs"))
+    with pytest.raises(ConfigError, match=rf"cannot make {tmp_path / file}: .+; choose {remedy} where you may write"):
+        folder.create()
+
+
 def test_the_scheduler_is_light() -> None:
     code = "import sys, areal.cluster, areal.cluster.child, areal.models.fetch; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

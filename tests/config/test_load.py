@@ -287,8 +287,13 @@ def test_what_is_no_configuration_is_one_sentence_with_the_line(tmp_path: Path, 
 def test_files_that_are_missing_or_empty(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         resolve(tmp_path / "nope.yaml")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\); name a YAML file"):
         resolve(tmp_path)
+    with pytest.raises(ConfigError, match="is no file; --agent-config names a Python file"):
+        resolve(None, agent_config=tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"experiment_name: caf\xe9")
+    with pytest.raises(ConfigError, match=r"is no text in UTF-8 \(.+\); name a YAML file"):
+        resolve(tmp_path / "latin.yaml")
     assert load(tmp_path, "") == load(tmp_path, "# nothing\n") == RunConfig()
     assert resolve(None).config == RunConfig()
 

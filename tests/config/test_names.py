@@ -229,6 +229,15 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ((*ONLINE, "rollout.scripted.path=s.jsonl"), "rollout.backend=native:d1 plays no script"),
         ((*ONLINE, "evaluator.agent=a:b", "evaluator.path=no.jsonl"), "evaluator.path=no.jsonl is no file"),
         (
+            (*ONLINE, "evaluator.agent=a.b", "evaluator.path=t.jsonl"),
+            "evaluator.agent=a.b: write it as module:attribute",
+        ),
+        (("actor.path=m", "rollout.agent.path=a:", "train_dataset.path=t.jsonl"), "rollout.agent.path=a:: write it as"),
+        (
+            (*ONLINE, "rollout.agent.reward_source=function", "rollout.reward.path=a.py"),
+            "rollout.reward.path=a.py: write it as module:attribute",
+        ),
+        (
             ("actor.path=m", "rollout.agent.path=a:b", "train_dataset.path=no.jsonl"),
             "train_dataset.path=no.jsonl is no file",
         ),
@@ -364,8 +373,10 @@ def test_the_port_that_the_text_prints_is_put_right_with_a_sentence(tmp_path: Pa
     ("text", "sentence"),
     [
         ("x = 1\n", "defines no AGENT_CONFIG"),
-        ("def :\n", "not valid Python"),
-        ("import no_such_module\n", "not installed"),
+        ("def :\n", "cannot be loaded: SyntaxError: invalid syntax (agent_config.py, line 1); correct it there"),
+        ("import no_such_module\n", "No module named 'no_such_module' (agent_config.py, line 1)"),
+        ("import os\nTOKEN = os.environ['NOT_SET']\n", "KeyError: 'NOT_SET' (agent_config.py, line 2)"),
+        ("class Own(Exception): ...\nraise Own\n", "cannot be loaded: Own (agent_config.py, line 2)"),
         ('AGENT_CONFIG = {"modle": 1}\n', "unknown entries modle"),
         ('AGENT_CONFIG = {"max_turns": 0}\n', "must be at least 1"),
         (AGENT % ("localhost:9000", "k"), "is no URL"),

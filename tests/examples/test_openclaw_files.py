@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +51,20 @@ def test_openclaw_takes_address_key_protocol_and_model_from_its_file() -> None:
     assert provider["apiKey"] == DEFAULT_INTERNAL_TOKEN
     assert model["input"] == ["text"]
     assert model["maxTokens"] < model["contextWindow"] == 16000
+
+
+@pytest.mark.parametrize(
+    "words", [("start_session.py",), ("set_reward.py", "--api-key", "sk-sess-x"), ("demo_lifecycle.py",)]
+)
+@pytest.mark.parametrize("url", ["127.0.0.1:8090", "http://", "http://127.0.0.1:port"])
+def test_an_address_that_is_none_is_a_sentence(words: tuple[str, ...], url: str) -> None:
+    script, *flags = words
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), url, *flags], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"failed: {url!r} is no address of a service; write it with http://")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="module")

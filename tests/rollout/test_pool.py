@@ -163,13 +163,15 @@ async def test_what_it_prints_is_told_to_whoever_called(make: MakePool) -> None:
         ("pooled:nothing", None, "has no nothing"),
         ("pooled:LOOPS", None, "pooled:LOOPS is no function"),
         ("pooled:double", "run", "pooled:double has no run"),
-        ("broken:f", None, "importing broken:f failed: its process exited with code 1"),
+        ("broken:f", None, r"some.key=broken:f cannot be loaded: RuntimeError: half written \(broken.py, line 1\)"),
+        ("leaves:f", None, "importing leaves:f failed: its process exited with code 3"),
     ],
 )
 async def test_a_target_that_cannot_be_called_is_an_error_at_the_start(
     make: MakePool, tmp_path: Path, target: str, method: str | None, says: str
 ) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('half written')\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(ConfigError, match=says):
         async with make(target, method=method):
             pass

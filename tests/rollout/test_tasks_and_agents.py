@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +109,36 @@ def test_epochs_hold_every_task_once_in_an_order_of_their_own_that_repeats(tmp_p
 def test_an_agent_path_that_leads_nowhere_says_which_half_is_wrong(path: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_agent(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "class A:\n    def __init__(self, model): ...\n",
+            "TypeError: A.__init__() missing 1 required positional argument: 'model'; ",
+        ),
+        (
+            "class A:\n    def __init__(self):\n        self.table = {}['x']\n",
+            "KeyError: 'x' (torn_agent.py, line 3); correct it",
+        ),
+        (
+            "import json\njson.loads('')\n",
+            "(char 0) (torn_agent.py, line 2); correct it",
+        ),
+        ("class A(\n", "SyntaxError: '(' was never closed (torn_agent.py, line 1); correct it there"),
+    ],
+)
+def test_an_agent_whose_module_or_class_raises_is_a_sentence_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    (tmp_path / "torn_agent.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torn_agent", raising=False)
+    with pytest.raises(ConfigError) as refused:
+        load_agent("torn_agent:A")
+    assert str(refused.value).startswith("rollout.agent.path=torn_agent:A cannot be loaded: ")
+    assert says in str(refused.value)
 
 
 def test_an_agent_class_is_made_and_an_object_is_taken_as_it_is(tmp_path, monkeypatch) -> None:
