@@ -135,7 +135,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
                 enabled=sys.stdout.isatty(),
             )
         )
-        metrics = stack.enter_context(MetricsFile(folder.metrics_path, run_id))
+        metrics = stack.enter_context(MetricsFile(folder.metrics_path, run_id, start.step))
         store_url = choose_store(folder.root, config.store.url, run_id)
         store = await stack.enter_async_context(await open_store(store_url, patience_s=RUN_PATIENCE_S))
         given = await _take_up(config, tasks, store, start, incarnation)

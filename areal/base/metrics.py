@@ -6,8 +6,10 @@
     read_metrics(log_dir / "metrics.jsonl").series("train/loss").values
 
 A name is `part/what[_unit]`; an undeclared one raises. What is not finite is written as null, so every line is JSON.
-After a resume the file holds some steps twice: the reader keeps, per step, what the later opening wrote, and forgets the
-steps that the lost timeline had reached beyond (T096). One writer per file. Used by train.py, tools/plot_metrics.py.
+After a resume the file holds some steps twice: the reader keeps, per step, what the later opening wrote, and forgets what the lost
+timeline had reached from the opening's first row on (T096); a run begins with a row without values, of the step where it goes on. The part
+AHEAD of the steps is forgotten from its own first row on: groups that a resume hands back to be trained have had theirs.
+One writer per file. Used by train.py, tools/plot_metrics.py.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any, Literal, Self
 from areal.base.lines import LineFile
 
 Combine = Literal["mean", "sum", "max", "min", "last"]
+AHEAD = "rollout"  # the part whose rows are of steps to come
 _NAME = re.compile(r"[a-z][a-z0-9_]*/[a-z][a-z0-9_./]*")
 
 
@@ -67,11 +70,14 @@ def combine(name: str, values: Sequence[float], weights: Sequence[float] | None 
 class MetricsFile:
     """Appends rows `{"run_id", "opening", "step", "time", "<name>": number | null, …}`; one per call, flushed."""
 
-    def __init__(self, path: Path, run_id: str) -> None:
+    def __init__(self, path: Path, run_id: str, first_step: int | None = None) -> None:
+        """first_step: where the run goes on; what a lost timeline has logged beyond is forgotten from here on."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = LineFile(path)
         self._run_id = run_id
         self._opening = secrets.token_hex(4)
+        if first_step is not None:
+            self.write(first_step, {})
 
     def write(self, step: int, values: Mapping[str, float | int | None]) -> None:
         """Append what is known of a step; later writes of the same step add to it or replace single values."""
@@ -132,7 +138,8 @@ def read_metrics(path: Path, run_id: str | None = None) -> MetricsTable:
     rows: dict[int, dict[str, float]] = {}
     seconds: dict[int, dict[str, float]] = {}
     unreadable = 0
-    opening: object = None
+    opening: tuple[object, object] | None = None
+    ahead = False  # whether the part AHEAD of the lost timeline still stands
     passed, last = 0.0, math.nan  # seconds that this timeline has run; when its last row was written
     for line in path.read_bytes().splitlines():
         if not line.strip():
@@ -143,23 +150,42 @@ def read_metrics(path: Path, run_id: str | None = None) -> MetricsTable:
             continue
         if run_id is not None and row.get("run_id") != run_id:
             continue
-        step, now = row["step"], _finite(row.get("time"))
-        if opening is not None and opening != (row.get("run_id"), row.get("opening")):
-            rows = {earlier: values for earlier, values in rows.items() if earlier < step}
-            seconds = {earlier: parts for earlier, parts in seconds.items() if earlier < step}
-            passed, last = max((at for parts in seconds.values() for at in parts.values()), default=0.0), math.nan
-        opening = (row.get("run_id"), row.get("opening"))
+        step, now = row["step"], finite(row.get("time"))
+        values = {name: finite(value) for name, value in row.items() if name not in _NOT_METRICS}
+        parts = {name.partition("/")[0] for name in values}
+        ours = (row.get("run_id"), row.get("opening"))
+        if opening is not None and opening != ours:
+            ahead = opening[0] == ours[0]
+            for table in (rows, seconds):
+                forget(table, step, but=AHEAD if ahead else "")
+            passed, last = max((at for own in seconds.values() for at in own.values()), default=0.0), math.nan
+        if ahead and AHEAD in parts:
+            ahead = False
+            for table in (rows, seconds):
+                forget(table, step, only=AHEAD)
+        opening = ours
+        if not values:  # an opening: what the start of the processes takes is not running
+            continue
+        rows.setdefault(step, {}).update(values)
         if math.isfinite(now):
             passed += max(0.0, now - last) if math.isfinite(last) else 0.0  # a clock that was set back tells nothing
             last = now
-        values = {name: _finite(value) for name, value in row.items() if name not in _NOT_METRICS}
-        rows.setdefault(step, {}).update(values)
-        if math.isfinite(now):
-            seconds.setdefault(step, {}).update(dict.fromkeys((name.partition("/")[0] for name in values), passed))
+            seconds.setdefault(step, {}).update(dict.fromkeys(parts, passed))
     return MetricsTable(rows, unreadable, seconds)
 
 
 _NOT_METRICS = frozenset({"run_id", "opening", "step", "time"})
+
+
+def forget(table: dict[int, dict[str, float]], start: int, *, only: str = "", but: str = "") -> None:
+    """From step `start` on: everything, one part alone, or all but one."""
+    for step in [step for step in table if step >= start]:
+        parts = {name: name.partition("/")[0] for name in table[step]}
+        table[step] = {
+            name: value for name, value in table[step].items() if parts[name] == but or (only and parts[name] != only)
+        }
+        if not table[step]:
+            del table[step]
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -185,6 +211,10 @@ def _number(value: Any) -> float | int | None:
     return float(number) if math.isfinite(number) else None
 
 
-def _finite(value: Any) -> float:
-    number = float(value) if isinstance(value, int | float) else math.nan
+def finite(value: Any) -> float:
+    """The number, NaN where it is none or not finite."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        return math.nan
     return number if math.isfinite(number) else math.nan

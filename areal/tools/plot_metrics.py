@@ -22,7 +22,7 @@ from typing import Any, Literal, Self, get_args
 
 from areal.base.errors import ConfigError
 from areal.base.logs import parse_line
-from areal.base.metrics import MetricsTable, Series, read_metrics
+from areal.base.metrics import MetricsTable, Series, finite, forget, read_metrics
 from areal.cluster.run_folder import RunFolder
 
 Axis = Literal["step", "time"]
@@ -145,15 +145,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read_log(path: Path) -> MetricsTable:
-    """The numbers of [part] lines that have a step, as `part/fact`; a later line wins."""
+    """The numbers of [part] lines that have a step, as `part/fact`; a later line wins, and what a part had reached beyond its first line
+    of a start of the run is of a lost timeline."""
     rows: dict[int, dict[str, float]] = {}
+    begun: set[str] = set()  # parts that have a line of this start
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if text.startswith("# run_id="):
+            begun.clear()
         line = parse_line(text)
         step = line.facts.get("step") if line else None
         if line is None or not isinstance(step, int):
             continue
+        if line.part not in begun:
+            begun.add(line.part)
+            forget(rows, step, only=line.part)
         numbers: Mapping[str, float] = {
-            f"{line.part}/{name}": float(value)
+            f"{line.part}/{name}": finite(value)
             for name, value in line.facts.items()
             if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
         }

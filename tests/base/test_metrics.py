@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from areal.base.metrics import METRICS, MetricsFile, combine, declare, read_metrics
+from areal.rollout import metrics as _declared  # noqa: F401
 
 LOSS = declare("test_metrics/loss", "mean", "a loss")
-TOKENS = declare("test_metrics/tokens", "sum", "tokens")
+TOKENS = declare("test_other_metrics/tokens", "sum", "tokens")
+AHEAD = "rollout/reward"
 
 
 def test_an_undeclared_or_twice_declared_name_raises(tmp_path: Path) -> None:
@@ -70,6 +72,37 @@ def test_T096_steps_that_only_the_lost_timeline_reached_are_forgotten(tmp_path: 
     table = read_metrics(path)
     assert table.series(LOSS).steps == list(range(11))
     assert table.rows[10] == {LOSS: 1.0, TOKENS: 7.0}
+
+
+def test_T096_a_resumed_run_forgets_what_is_lost_whatever_it_logs_first(tmp_path: Path) -> None:
+    """It may be stopped before it has trained a step, and its first line may be of one that is ahead of its steps."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, "r") as metrics:
+        for step in range(16):
+            metrics.write(step, {LOSS: 0.0})
+            metrics.write(step + 2, {AHEAD: 0.0})
+    with MetricsFile(path, "r", 10) as metrics:
+        assert read_metrics(path).series(LOSS).steps == list(range(10))
+        assert read_metrics(path).series(AHEAD).steps == list(range(2, 18)), "of groups that are to be trained again"
+        metrics.write(12, {AHEAD: 1.0})
+        metrics.write(9, {TOKENS: 7})
+        metrics.write(10, {LOSS: 1.0})
+    table = read_metrics(path)
+    assert table.series(LOSS).values == [0.0] * 10 + [1.0]
+    assert table.series(AHEAD).values == [0.0] * 10 + [1.0], "steps 2 to 12"
+    assert table.series(TOKENS).steps == [9]
+    assert max(table.rows) == max(table.seconds) == 12
+
+
+def test_T096_another_run_in_the_same_folder_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for run in "ab":
+        with MetricsFile(path, run, 0) as metrics:
+            for step in range(2) if run == "b" else range(5):
+                metrics.write(step, {LOSS: 0.0})
+                metrics.write(step + 2, {AHEAD: 0.0})
+    assert read_metrics(path).series(LOSS).steps == [0, 1]
+    assert read_metrics(path).series(AHEAD).steps == [2, 3]
 
 
 def test_T096_rows_without_our_fields_merge_by_step(tmp_path: Path) -> None:

@@ -74,6 +74,23 @@ def test_T097_only_null_nan_and_words_is_an_error_and_some_are_gaps(tmp_path: Pa
     assert (tmp_path / "b.png").read_bytes().startswith(PNG)
 
 
+def test_T096_a_log_alone_is_one_curve_too(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "train.log"
+    for first, last in ((0, 15), (10, 12)):
+        with open_log(log, run_id="r", terminal=False):
+            for step in range(first, last + 1):
+                Log("rollout").line(step=step + 1, generated=first)
+                Log("train").line(step=step, updated=4, loss=float(first))
+    table = read_run(tmp_path)
+    assert table.series("train/loss").values == [0.0] * 10 + [10.0] * 3
+    assert table.series("rollout/generated").steps == list(range(1, 14))
+
+
+def test_T097_a_number_beyond_all_bounds_is_a_gap(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1}\n{"step": 1, "loss": 1' + "0" * 400 + "}\n")
+    assert [math.isnan(value) for value in read_run(tmp_path).series("loss").values] == [False, True]
+
+
 def test_the_log_lines_hold_the_same_numbers_and_are_read_where_there_is_no_metrics_file(tmp_path: Path) -> None:
     with open_log(tmp_path / "logs" / "train.log", run_id="r", terminal=False):
         for step in range(3):
