@@ -123,7 +123,7 @@ async def test_train_publish_save_restore_stop(
         for theirs, ours in zip(again, local.score(rows), strict=True):
             np.testing.assert_array_equal(theirs, ours)
         await client.stop()
-    assert await asyncio.to_thread(rank.process.wait, 30) == 0
+    assert await asyncio.to_thread(rank.process.wait, 300) == 0
 
 
 async def test_errors_come_back_as_what_they_were_and_the_rank_goes_on(
@@ -216,7 +216,7 @@ async def test_sigterm_ends_it_with_zero_also_in_mid_step(
 ) -> None:
     idle = start_rank()
     idle.process.terminate()
-    assert await asyncio.to_thread(idle.process.wait, 30) == 0
+    assert await asyncio.to_thread(idle.process.wait, 300) == 0
     rank = start_rank(max_tokens_per_mb=64, transfer="shared_memory")
     async with EngineClient(rank.url, TOKEN) as client:
         await client.publish(1)
@@ -227,7 +227,7 @@ async def test_sigterm_ends_it_with_zero_also_in_mid_step(
         async with EngineClient(rank.url, TOKEN):  # said hello in mid-step: the loop keeps answering
             assert not step.done()
         rank.process.terminate()
-        assert await asyncio.to_thread(rank.process.wait, 60) == 0
+        assert await asyncio.to_thread(rank.process.wait, 300) == 0
         assert not list(FOLDER.glob(published))
         with pytest.raises(ProcessDied, match="is gone"):
             await step
@@ -242,7 +242,7 @@ async def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothin
 
     def slow(descriptor: int) -> None:
         asked.set()
-        assert disk.wait(60)
+        assert disk.wait(300)
         sync(descriptor)
 
     thread, performer = ThreadPoolExecutor(1), Performer(make_settings(transfer="disk"), Place(), tmp_path)
@@ -257,7 +257,7 @@ async def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothin
         written = await client.begin_save(str(tmp_path / "step-000001"), 1, full=True, about={"kept_for": ["recover"]})
         for step in range(1, 4):
             await client.train_step(group_rows(seed=step), step, step)
-        await asyncio.to_thread(asked.wait, 60)
+        await asyncio.to_thread(asked.wait, 300)
         assert not written.done()
         assert not (tmp_path / "step-000001").exists()
         second = await client.begin_save(str(tmp_path / "step-000004"), 4, full=True)

@@ -61,7 +61,7 @@ def test_two_ranks_train_as_one_and_a_killed_one_is_the_reason_and_costs_nothing
     finish(start(one, *RUN, "actor.backend=fsdp:d1"))
     first = start(two, *RUN, "actor.backend=fsdp:d2")
     pid = kill_in_the_middle(two, 2)
-    _, said = first.communicate(timeout=120)
+    _, said = first.communicate(timeout=400)
     assert first.returncode == 1
     assert f"rank-1 (pid {pid}) was killed by signal 9 (SIGKILL" in said
     [(done,)] = ask(two, "SELECT max(consumed_step) FROM task_groups")  # 2, unless the signal came late

@@ -142,7 +142,7 @@ def test_what_cannot_be_done_is_said(
 
 def test_a_reader_that_has_seen_enough_is_no_error(run: Path) -> None:
     command = f"{sys.executable} -m areal export --run {run} | head -c 10"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=400)
     assert (done.returncode, len(done.stdout)) == (0, 10)
     assert "Traceback" not in done.stderr
 

@@ -311,7 +311,7 @@ print(sorted(path.name for path in place.rglob("*v2*")))
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting a small tmpfs needs root")
 def test_a_full_medium_is_an_error_with_path_and_remedy(name: str, tmp_path: Path) -> None:
     command = f"mount -t tmpfs -o size=8m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path} {name}"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=400)
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
