@@ -51,7 +51,7 @@ from areal.rollout.evaluation import Evaluation
 from areal.rollout.history import History, Life
 from areal.rollout.pace import Pace
 from areal.rollout.queue import GroupQueue
-from areal.rollout.recovery import Start, take_up
+from areal.rollout.recovery import Start, check_store, take_up
 from areal.rollout.retention import Upholder, retention_of
 from areal.rollout.rewards.opening import scoring
 from areal.rollout.rewards.scorer import Scorer
@@ -204,6 +204,7 @@ async def _take_up(
     """What an earlier life of this run left in the store: steps that are lost are trained again, agents that died with it end. Returns
     the tasks that were given out."""
     given: dict[str, Given] = {}
+    await check_store(start, store.training)
     freed = await store.training.release_after(start.step, incarnation)
     if runs_agents(config):
         given = await store.training.interrupt(comes_from(tasks))

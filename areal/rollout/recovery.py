@@ -5,6 +5,7 @@
     start.model_dir    # the folder that servers and ranks load; None where nothing is trained
     start.adapter_dir  # of the LoRA adapter that goes on beside it; None where there is none yet
     start.origin       # which model the run began with, for the marks of its checkpoints
+    await check_store(start, store.training)    # ConfigError where the store is another run's, or older than the checkpoint
 
 Every byte of a candidate is checked before a process starts. A damaged one is refused with the last good one named, or, with
 recover.mode=auto, set aside (renamed to `….damaged`) and said aloud; where none is good the run does not begin anew by itself. A state
@@ -19,13 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from areal.base.errors import CheckpointError, ConfigError
 from areal.base.logs import warn
+from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.config.run import RecoverMode, RunConfig
 from areal.engine.checkpoint_files import ADAPTER, Snapshot, checkpoints, critic_beside, damage, read_mark
 from areal.models.fetch import resolve
 from areal.models.fingerprint import fingerprint
+from areal.store.base import TrainingStore
 from areal.store.location import has_store
 
 PARTS = {"config": "its architecture differs", "tokenizer": "its tokenizer differs", "weights": "its weights differ"}
@@ -33,11 +38,12 @@ PARTS = {"config": "its architecture differs", "tokenizer": "its tokenizer diffe
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """See the module's docstring."""
+    """See the module's docstring. version: that the checkpoint's weights were served as; None where there is no checkpoint."""
 
     found: Snapshot | None
     model_dir: Path | None
     origin: Mapping[str, str]
+    version: Version | None = None
 
     @property
     def adapter_dir(self) -> Path | None:
@@ -68,7 +74,23 @@ def take_up(config: RunConfig, folder: RunFolder) -> Start:
             "a saved model"
         )
     origin = _same_origin(config, mark.about, found)
-    return Start(found, resolve(config.actor.path) if mark.has_adapter else found.path, origin)
+    version = msgspec.convert(mark.about.get("version"), Version | None)
+    return Start(found, resolve(config.actor.path) if mark.has_adapter else found.path, origin, version)
+
+
+async def check_store(start: Start, training: TrainingStore) -> None:
+    """A version's row is written before a checkpoint of it. Raises ConfigError where there is none: what was trained, the data's place and
+    the labels in use would be another run's, or forgotten."""
+    made = start.version
+    if start.found is None or made is None or await training.version(made.label) == made:
+        return
+    newest = await training.version()
+    known = "is empty" if newest is None else f"knows versions up to {newest.label}, and not this one"
+    raise ConfigError(
+        f"{start.found.path} was saved as version {made.label} of {made.incarnation!r}, but the run's store {known}: it is another run's, or "
+        "older. Put the run's own store back, or move this checkpoint away to go on from an earlier one; or begin another run "
+        f"(trial_name) with actor.path={start.found.path}"
+    )
 
 
 def newest_good(folder: Path, mode: RecoverMode = "auto") -> Snapshot | None:

@@ -32,8 +32,9 @@ from areal.engine.checkpoint_files import (
     write_mark,
 )
 from areal.models.fetch import resolve
-from areal.rollout.recovery import newest_good, take_up
+from areal.rollout.recovery import check_store, newest_good, take_up
 from areal.rollout.snapshots import Purpose, Schedule, Snapshots, prune
+from areal.store import open_store, store_url
 from areal.weights.tensor_file import write_tensor_file
 
 SAVED = {"held_seconds": 0.0, "write_seconds": 0.0, "bytes": 8}
@@ -423,6 +424,31 @@ def test_a_run_goes_on_with_its_own_model_wherever_that_lies_now(begun: tuple[Ru
     base.rename(base.with_name("gone"))  # the checkpoint has all that is needed
     assert take_up(config_of(base), folder).step == 10
     base.with_name("gone").rename(base)
+
+
+async def test_a_checkpoint_that_the_store_does_not_know_is_refused(tmp_path: Path) -> None:
+    """A store that was lost, is another run's or was put back from an older copy: what was trained is not in it."""
+    base, folder = resolve("tiny-qwen3"), RunFolder.of(str(tmp_path), "e", "t", None, None)
+    folder.create()
+    made, about = Version(2, 10, "life"), {"origin": dict(take_up(config_of(base), folder).origin), "critic": False}
+    path = folder_of(folder.checkpoints / "step-000010", 10, about=about | {"version": asdict(made)})
+    start = take_up(config_of(base), folder)
+    assert start.version == made
+    async with await open_store(store_url(folder.store_path)) as store:
+        with pytest.raises(
+            ConfigError, match=r"step-000010 was saved as version 2 of 'life', .* store is empty: it is another"
+        ):
+            await check_store(start, store.training)
+        await store.training.advance(Version(1, 9, "life"), [])
+        with pytest.raises(ConfigError, match=rf"versions up to 1, and not this one.*actor\.path={path}"):
+            await check_store(start, store.training)
+        await store.training.advance(replace(made, incarnation="of another run"), [])
+        with pytest.raises(ConfigError, match="versions up to 2, and not this one"):
+            await check_store(start, store.training)
+    async with await open_store(store_url(tmp_path / "own.sqlite")) as store:
+        await store.training.advance(made, [])
+        await check_store(start, store.training)
+        await check_store(take_up(config_of(base), RunFolder.of(str(tmp_path), "e", "new", None, None)), store.training)
 
 
 @pytest.mark.parametrize(
