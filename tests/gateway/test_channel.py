@@ -166,6 +166,12 @@ CHUNKS_OF_T105 = {
     "no finish chunk and no usage in it": events(
         chunk({"content": "It is good."}), chunk(None, usage=USAGE), b"[DONE]"
     ),
+    "log-probs and details of another shape": events(
+        b'{"choices": [{"index": 0, "delta": null}]}',
+        chunk({"content": "It is good."}, usage=USAGE | {"prompt_tokens_details": [5]}).replace(
+            b'"finish_reason": null', b'"finish_reason": "stop", "logprobs": {"content": [{"bytes": ["x"]}, 5]}'
+        ),
+    ),
 }
 
 

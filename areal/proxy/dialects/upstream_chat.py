@@ -11,10 +11,12 @@ what they take it as. Pure translation; used by gateway/channel.py.
 
 from __future__ import annotations
 
+import builtins
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import orjson
 
 from areal.base.types import Constraint, FinishReason, Message, ModelCall, ToolCall
@@ -211,20 +213,25 @@ def _counts(usage: Any) -> tuple[int, int, int]:
     return prompt, output, cached
 
 
+class _Token(msgspec.Struct):
+    token: str = ""
+    logprob: float | None = None
+    bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
+    top_logprobs: list[_Token] | None = None
+
+    def candidate(self) -> tuple[builtins.bytes, float]:
+        data = builtins.bytes(self.bytes) if self.bytes else self.token.encode("utf-8", "surrogatepass")
+        return data, self.logprob or 0.0
+
+
 def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
+    """None of another shape than the protocol's: they stand beside an answer and are not it."""
     content = said.get("content") if isinstance(said, dict) else None
+    try:
+        tokens = msgspec.convert(content or [], list[_Token])
+    except msgspec.ValidationError:
+        return ()
     return tuple(
-        TokenLogprob(*_candidate(one), top=tuple(_candidate(other) for other in _objects(one.get("top_logprobs"))))
-        for one in _objects(content)
-    )
-
-
-def _objects(said: Any) -> list[Json]:
-    return [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
-
-
-def _candidate(said: Json) -> tuple[bytes, float]:
-    data = said.get("bytes")
-    return bytes(data) if data else str(said.get("token", "")).encode("utf-8", "surrogatepass"), float(
-        said.get("logprob") or 0.0
+        TokenLogprob(*one.candidate(), top=tuple(other.candidate() for other in one.top_logprobs or ()))
+        for one in tokens
     )
