@@ -228,7 +228,8 @@ class Saved:
         known = _names(places, world)
         if strange := sorted(name for name in shapes if name not in known and not name.startswith(prefix)):
             raise ConfigError(
-                f"{self._folder} holds {strange[0]!r}, which this model does not have; it belongs to another model"
+                f"{self._folder} holds {strange[0]!r}, which this net does not have: it belongs to another model, or, with experts, to the other of "
+                "fsdp: and archon:, which stack them differently; set actor.backend back, or begin another run with actor.path set to it"
             )
         found = {name: self._state.read(name, like=place) for name, place in places.items() if name in shapes}
         return found | {name: self._state.whole(name) for name in shapes if name.startswith(prefix)}
@@ -301,7 +302,10 @@ def _check_fits(folder: Path, weights: WeightFiles, policy: Net, world: World) -
         for on_disk, place in policy.parts(name).items()
     }
     if difference := sorted(_names(own, world) ^ weights.shapes.keys()):
-        raise ConfigError(f"{folder} belongs to another model: {difference[0]!r} is in only one of both")
+        what = "belongs to another model"
+        if difference[0].endswith("e_score_correction_bias"):
+            what = "was saved under another actor.moe_bias_rate (0 or above), set it back, or begin another run with actor.path set to it"
+        raise ConfigError(f"{folder} {what}: {difference[0]!r} is in only one of both")
     wrong = [name for name, shape in own.items() if shape != weights.shapes[name]]
     wrong = [f"{name} has shape {weights.shapes[name]}, not {own[name]}" for name in wrong[:1]]
     if said := [message.decode() for message in world.gather("".join(wrong).encode()) if message]:
