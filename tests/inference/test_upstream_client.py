@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -143,8 +144,17 @@ async def test_T098_refused_connections_and_time_outs_are_tried_again_too(stub: 
 async def test_T103_a_dead_proxy_of_the_environment_is_named_as_the_cause(
     stub: StubChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", StubChannel.refused_url())
-    for excepted, status in (("10.0.0.0/8", 502), ("127.0.0.0/8", 200)):
+    def unknown(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # no test waits for a name server
+    refused = StubChannel.refused_url()
+    for proxy, excepted, status in (
+        (refused, "10.0.0.0/8", 502),
+        ("http://no-such-proxy.invalid:3128", "", 502),
+        (refused, "127.0.0.0/8", 200),
+    ):
+        monkeypatch.setenv("http_proxy", proxy)
         monkeypatch.setenv("no_proxy", excepted)
         async with opened(stub.url, max_retries=0) as (channel, reports):
             if status == 200:

@@ -115,9 +115,19 @@ def test_T103_the_channels_proxy_is_the_environments_with_its_exceptions(
     assert proxy_for(url, environment) == proxy
 
 
-def test_T103_a_proxy_of_another_kind_is_refused_without_its_password() -> None:
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "socks5://me:hunter22@proxy:1080",
+        "http://me:hunter22@proxy:99999",
+        "me:hunter22@proxy:port",
+        "http://me:hunter22@[::1",
+        "http://me:hunter22@",
+    ],
+)
+def test_T103_what_is_no_http_proxy_is_refused_without_its_password(proxy: str) -> None:
     with pytest.raises(ConfigError, match="no HTTP proxy") as refused:
-        proxy_for("https://h", {"https_proxy": "socks5://me:hunter22@proxy:1080"})
+        proxy_for("https://h", {"https_proxy": proxy})
     assert "hunter22" not in str(refused.value)
 
 

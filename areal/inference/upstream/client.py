@@ -295,9 +295,6 @@ class Channel:
         except aiohttp.ClientConnectorCertificateError as error:
             text = f"the channel's certificate is not trusted ({error.certificate_error}); check api_gateway.base_url"
             raise UpstreamError(text) from None
-        except aiohttp.ClientProxyConnectionError as error:
-            text = f"the proxy of the environment is not reachable ({_cause(error)}); correct it, or put the channel's host into NO_PROXY"
-            raise UpstreamError(text, again=True) from None
         except aiohttp.ClientHttpProxyError as error:  # its own text has the proxy's address with the password
             text = (
                 f"the proxy of the environment refuses the way to the channel ({error.status} {redact(error.message)}); "
@@ -305,7 +302,12 @@ class Channel:
             )
             raise UpstreamError(text, again=error.status == 429 or error.status >= 500) from None
         except aiohttp.ClientConnectorError as error:
-            text = f"the channel is not reachable ({_cause(error)}); check api_gateway.base_url and that this host gets there"
+            # Of a proxy whose name nobody knows, aiohttp says the same as of a channel's.
+            of_name = self._proxy is not None and isinstance(error, aiohttp.ClientConnectorDNSError)
+            if of_name or isinstance(error, aiohttp.ClientProxyConnectionError):
+                text = f"the proxy of the environment is not reachable ({_cause(error)}); correct it, or put the channel's host into NO_PROXY"
+            else:
+                text = f"the channel is not reachable ({_cause(error)}); check api_gateway.base_url and that this host gets there"
             raise UpstreamError(text, again=True) from None
         except aiohttp.ClientError as error:
             said = redact(" ".join(str(error).split()) or type(error).__name__)

@@ -23,12 +23,20 @@ def proxy_for(url: str, environment: Mapping[str, str]) -> str | None:
     if not found or _excepted(parts.hostname or "", parts.port, _named(environment, "no_proxy")):
         return None
     proxy = found if "://" in found else f"http://{found}"
-    if urlsplit(proxy).scheme not in ("http", "https") or not urlsplit(proxy).hostname:
+    if not _is_http(proxy):
         raise ConfigError(
             f"the proxy variable for {parts.scheme} addresses says {hint(proxy)!r}, which is no HTTP proxy; name one "
             f"(http://HOST:PORT), or put {parts.hostname} into NO_PROXY"
         )
     return proxy
+
+
+def _is_http(proxy: str) -> bool:
+    try:
+        parts = urlsplit(proxy)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that are none
+        return False
 
 
 def _named(environment: Mapping[str, str], name: str) -> str:
