@@ -6,8 +6,9 @@
 The answer comes when the agent is done. Its session is ended before: `ended` with its reward, or `reward_failed` if the agent
 raised, which is counted and never trained (settled 9). An agent in this loop that takes too long, or any that stands still until its
 session expires, is cancelled. The caller going away cancels the agent too; the session of a training task is left as it is then, for
-the run to take up (TrainingStore.interrupt): its controller is gone, and no agent has failed. Opened by the run's token only. Used by
-worker.py; called by dispatcher.py.
+the run to take up (TrainingStore.interrupt): its controller is gone, and no agent has failed. While the store cannot write (a full disk),
+sessions are started, rewarded and ended as soon as it can again: that is no failure of the agent's either. Opened by the run's token
+only. Used by worker.py; called by dispatcher.py.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from areal.base.errors import BadRequest, CallFailed, StoreError
+from areal.base.errors import BadRequest, CallFailed, StoreError, StoreUnready
 from areal.base.types import Ending, Purpose
 from areal.config.run import RunConfig
 from areal.proxy.sessions import Sessions, StartRequest
@@ -38,6 +40,10 @@ from areal.web.body import disconnected, read_body
 
 LOOK_S = 15.0  # between two looks whether the session of an agent still runs
 CANCEL_S = 10.0  # that a cancelled agent may take to tidy up
+AGAIN_S = 1.0  # between two tries to write to a store that cannot be written now
+SAY_S = 30.0  # between two lines of the log about it
+
+T = TypeVar("T")
 
 _log = logging.getLogger("areal.agents")
 
@@ -75,6 +81,7 @@ class AgentRuns:
         self._slots = asyncio.Semaphore(agent.process.max_running)
         self._agents = agents_of(config)
         self._warned = False
+        self._said_at = -SAY_S
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -120,14 +127,13 @@ class AgentRuns:
             return await self._run(agent, request)
 
     async def _run(self, agent: Agent, request: RunRequest) -> dict[str, Any]:
-        session, key = await self._sessions.start(
-            StartRequest(
-                task_id=request.task_id,
-                purpose=request.purpose,
-                request_id=request.request_id,
-                max_calls=agent.max_calls if isinstance(agent, ProgramAgent) else None,
-            )
+        start = StartRequest(
+            task_id=request.task_id,
+            purpose=request.purpose,
+            request_id=request.request_id,
+            max_calls=agent.max_calls if isinstance(agent, ProgramAgent) else None,
         )
+        session, key = await self._once_it_can(lambda: self._sessions.start(start))
         opened = SessionKey(key, session.worker)
         ending: Ending = "reward_failed"
         reward: float | None = None
@@ -141,7 +147,7 @@ class AgentRuns:
             limit_s = math.inf if isinstance(agent, ProgramAgent | PooledAgent) else self._timeout_s
             rewards = self._wanted(rewards_of(await self._in_time(work, opened, limit_s)))
             for interaction_id, value in rewards.items():
-                await self._sessions.reward(opened, value, interaction_id)
+                await self._once_it_can(partial(self._sessions.reward, opened, value, interaction_id))
             if not rewards:
                 await self._refuse_silence(opened)
             reward, ending = sum(rewards.values()) if rewards else None, "ended"
@@ -152,7 +158,7 @@ class AgentRuns:
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
             _log.warning("the agent failed on task %r: %s", request.task_id, error)
-        await self._sessions.end(opened, ending)
+        await self._once_it_can(lambda: self._sessions.end(opened, ending))
         if (
             reward is None
             and not error
@@ -161,6 +167,17 @@ class AgentRuns:
         ):
             reward = row.reward  # that it has set itself
         return {"session_id": session.id, "reward": reward, "error": error}
+
+    async def _once_it_can(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Its result, tried again for as long as the store cannot write."""
+        while True:
+            try:
+                return await write()
+            except StoreUnready as error:
+                if time.monotonic() - self._said_at >= SAY_S:
+                    self._said_at = time.monotonic()
+                    _log.warning("agents wait for the store: %s", error)
+                await asyncio.sleep(AGAIN_S)
 
     def _wanted(self, rewards: dict[str | None, float]) -> dict[str | None, float]:
         """None where somebody else rewards."""

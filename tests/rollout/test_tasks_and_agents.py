@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,10 @@ from areal.rollout.frameworks.langchain import LangChain
 from areal.rollout.programs import ProgramAgent
 from areal.rollout.task_files import read_tasks
 from areal.store.base import Given
+from areal.store.sql.store import SqlStore
+from areal.store.sqlite import SqliteEngine
 from areal.web.auth import SessionKeys
+from tests.rollout.conftest import interaction
 
 
 def write(tmp_path, text: str) -> str:
@@ -247,3 +251,47 @@ async def test_an_agent_in_the_workers_loop_that_takes_too_long_is_cancelled_and
     assert StandsStill.cancelled
     assert outcome["error"].endswith("the agent took longer than rollout.agent.process.timeout_seconds=0.05")
     assert (outcome["reward"], (await store.sessions.get("a")).ending) == (None, "reward_failed")
+
+
+class Rewards(OneAgent):
+    """Rewards its session once the store is locked."""
+
+    began, locked = asyncio.Event(), asyncio.Event()
+
+    async def run(self, task, *, base_url, api_key) -> float:
+        Rewards.began.set()
+        await Rewards.locked.wait()
+        return 1.0
+
+
+async def test_no_agent_has_failed_where_the_store_cannot_write_for_a_while(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("areal.rollout.agent_runs.AGAIN_S", 0.02)
+    monkeypatch.setattr("areal.rollout.agent_runs.SAY_S", 0.0)
+    path = tmp_path / "store.sqlite"
+    engine = SqliteEngine(path, busy_timeout_s=0.02, reserve_bytes=2**62)  # more than any disk has
+    config = resolve(None, ["rollout.agent.mode=inline", f"rollout.agent.path={__name__}:Rewards"]).config
+    async with asyncio.timeout(60), SqlStore(engine, time.time) as store:
+        await store.training.set_limits(Limits(max_concurrent=1, max_lag=0, batch_groups=1))
+        sessions = Sessions(store, SessionKeys(bytes(range(32))), worker="w0", policy=SessionPolicy())
+        runs = AgentRuns(config, sessions, base_url="http://x", run_token="t")
+        running = asyncio.create_task(runs.run(RunRequest("a", {})))
+        await until_said(caplog, "agents wait for the store: the disk of the store")
+        engine._reserve_bytes = 0
+        await Rewards.began.wait()
+        await store.sessions.add(interaction("a"))
+        caplog.clear()
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        Rewards.locked.set()
+        await until_said(caplog, "agents wait for the store")
+        assert not running.done()
+        other.execute("ROLLBACK")
+        other.close()
+        assert await running == {"session_id": "a", "reward": 1.0, "error": ""}
+        [group] = await store.training.ready()
+        assert [session.ending for session in group.sessions] == ["ended"]
+
+
+async def until_said(caplog, text: str) -> None:
+    while text not in caplog.text:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
