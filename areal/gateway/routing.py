@@ -24,6 +24,7 @@ import msgspec
 
 from areal.base.errors import BackendError, BadRequest, Forbidden, InvalidKey, StoreError
 from areal.base.types import WorkerInfo
+from areal.store import REQUEST_PATIENCE_S
 from areal.store.base import Registry, SessionStore, TrainingStore
 from areal.web.auth import SessionKey, SessionKeys, opens, presented_keys
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 READING_AGE_S = 1.0
 LONG_SILENCE_S = 3600.0  # that old may the heartbeats be where none is fresh
-LAST_READING_S = 10.0  # how long the last reading serves while the store cannot be read; a heartbeat counts as long
+LAST_READING_S = REQUEST_PATIENCE_S  # while the store cannot be read the last reading serves as long as a worker waits
 
 
 class WorkerGone(BackendError):
