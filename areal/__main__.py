@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Dispatch to a command. Unknown ones list the known ones; exit code 2. What the system refuses a command (a full disk) is one line
-    and 1."""
+    and 1. Ctrl-C while a command is being loaded, or in one that has nothing to finish: 130."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = importlib.import_module(COMMANDS[name][0]).main(rest)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # `| head` has seen enough
         _let_go_of_stdout()
         return 0

@@ -207,6 +207,9 @@ class _Signals:
     def _asked_to_stop(self) -> None:
         assert self._main is not None
         if self.run is None or self.run.stopping.is_set():
+            announce(
+                "RLTrainer", "stopping at once; the same command goes on from the last checkpoint, or begins again"
+            )
             self._main.cancel()
             return
         announce("RLTrainer", "stopping after this step; once more to stop at once")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +96,21 @@ def test_a_step_that_nobody_rewarded_is_said(tmp_path: Path, caplog: pytest.LogC
 def test_a_trainer_and_a_sampler_that_disagree_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert not situation("disagree").said_in(reported(tmp_path, reward=0.0, gap=1e-5, text=caplog))
     assert situation("disagree").said_in(reported(tmp_path, reward=0.0, gap=0.1, text=caplog))
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_ctrl_c_while_a_command_is_being_loaded_is_130_and_no_traceback(command: str) -> None:
+    program = f"""
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == "areal.{command}":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from areal.__main__ import main
+sys.exit(main(["{command}", "--help"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -74,6 +74,7 @@ def test_a_signal_while_it_starts_ends_it_at_once(tmp_path: Path, moment: str, n
         process.send_signal(number)
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
+    assert "RLTrainer INFO: stopping at once; the same command goes on from the last checkpoint" in output
     assert "Traceback" not in output
     assert not mentions(tmp_path)
     assert not list((tmp_path / "run" / "processes").iterdir())
