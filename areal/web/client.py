@@ -155,10 +155,13 @@ def _encoded(body: Any) -> bytes:
 
 
 def decode_body(data: bytes) -> Any:
-    """JSON where it is JSON, else text: a body is read after the status, whatever its type (T106)."""
+    """JSON where it is JSON that can be said again, else text: a body is read after the status, whatever its type (T106)."""
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
+        value = orjson.loads(data)
+        if data.count(b"{") + data.count(b"[") > 200:  # the encoder takes 254 levels, the decoder many more
+            orjson.dumps([[[[value]]]])
+        return value
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return data.decode("utf-8", "replace")
 
 

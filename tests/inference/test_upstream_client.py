@@ -201,6 +201,10 @@ BAD_ANSWERS = {  # and what of it the caller reads
     "a message of another shape": (b'{"choices": [{"message": {"tool_calls": "x"}}]}', "a choice of another shape"),
     "a list": (b"[1, 2]", "[1, 2]"),
     "a code that is nearly a number": ('{"error": {"message": "odd", "code": "²"}}'.encode(), "an error in the place"),
+    "JSON that nobody could say again": (
+        b'{"choices": [{"message": {"content": "x"}, "more": %b%b}]}' % (b"[" * 300, b"]" * 300),
+        "no JSON object",
+    ),
     "a reason of another shape": (
         b'{"choices": [{"message": {"content": "x"}, "finish_reason": {"type": "stop"}}]}',
         "a choice of another shape",
