@@ -99,14 +99,16 @@ class Run:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def unless_stopped(self, work: Any) -> Any:
-        """The result of awaiting `work`, or None once somebody asked the run to stop; a dispatcher that fails raises."""
+        """The result of awaiting `work`, or None once somebody asked the run to stop; a dispatcher or a publisher that fails raises."""
         task = asyncio.ensure_future(work)
-        failed = asyncio.create_task(self.dispatcher.failure())
-        others = [failed, asyncio.create_task(self.stopping.wait())]
+        publisher = self.learner.publisher if self.learner is not None else None
+        failed = [asyncio.create_task(each.failure()) for each in (self.dispatcher, publisher) if each is not None]
+        others = [*failed, asyncio.create_task(self.stopping.wait())]
         try:
             await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                failed.result()
+            for one in failed:
+                if one.done():
+                    one.result()
             return task.result() if task.done() else None
         finally:
             for each in (task, *others):
@@ -234,6 +236,7 @@ async def _learner(
         servers,
         workers,
         launch.gate,
+        kept=launch.kept,
         quorum=config.weights.quorum,
         timeout_s=config.weights.load_timeout_seconds,
     )

@@ -15,6 +15,7 @@ import math
 import os
 import secrets
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from areal.base.atomic import write_atomic
 from areal.base.logs import announce, warn
 from areal.chat import load_renderer
 from areal.chat.scripted import in_tokens_of
+from areal.cluster.kept import KeptProcess
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import Job, Process, Scheduler
 from areal.config.algorithms import kl_off_the_reward, resolved
@@ -114,6 +116,11 @@ def loopback_past_proxies() -> dict[str, str]:
     return {"NO_PROXY": names, "no_proxy": names}
 
 
+def on_port_of(url: str, job: Job) -> Job:
+    """The same job where it was before: whoever knows its URL finds it again."""
+    return replace(job, spec={**job.spec, "port": urlsplit(url).port})
+
+
 class Launch:
     """Starts the processes of one run and connects to them."""
 
@@ -142,6 +149,7 @@ class Launch:
         self.store_url = store_url
         self.run_id = run_id
         self.servers: dict[str, Backend] = {}
+        self.kept: list[KeptProcess] = []  # of the servers, in their order
         self.nets: dict[str, dict[str, Any]] = {}  # the settings of each net's ranks
 
     async def servers_and_ranks(self, stack: AsyncExitStack) -> tuple[dict[str, Backend], dict[str, EngineClient]]:
@@ -171,9 +179,14 @@ class Launch:
         """Start and connect to them; what the jobs beside them reported."""
         spec = parse_backend(self.config.rollout.backend)
         jobs = [Job(f"server-{k}", *self._server_job(spec.name), env=_GIVE_MEMORY_BACK) for k in range(spec.size)]
-        ready = await self._ready(await self.scheduler.start(*jobs, *beside))
-        load_s = self.config.weights.load_timeout_seconds
+        processes = await self.scheduler.start(*jobs, *beside)
+        ready = await self._ready(processes)
+        load_s, startup_s = self.config.weights.load_timeout_seconds, self.config.scheduler.startup_timeout_seconds
         urls = [str(facts["url"]) for facts in ready[: spec.size]]
+        self.kept = [
+            KeptProcess(self.scheduler, on_port_of(url, job), process, startup_s=startup_s)
+            for url, job, process in zip(urls, jobs, processes, strict=False)
+        ]
         self.servers = {url: connect(spec.name, url, self.token, load_s=load_s) for url in urls}
         for backend in self.servers.values():
             stack.push_async_callback(backend.close)

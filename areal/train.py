@@ -186,7 +186,8 @@ class PPOTrainer:
         signals = _Signals()
         async with assemble(self.config, self.folder) as run:
             signals.run = run
-            await unless_a_process_dies(train(run), run.scheduler)
+            kept = run.learner.publisher.kept if run.learner is not None else ()
+            await unless_a_process_dies(train(run), run.scheduler, spared=kept)
             books = await run.store.reading.balance()
             if run.learner is not None:
                 finish(run.folder, books)

@@ -135,7 +135,7 @@ class LocalScheduler:
         self._lock = RunLock(self.run_dir)
         self._processes: dict[str, LocalProcess] = {}
         self._deaths: asyncio.Queue[LocalProcess] = asyncio.Queue()
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._watchers: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
         for folder in (self.run_dir, self.run_dir / "processes", self._log_dir):
@@ -157,7 +157,7 @@ class LocalScheduler:
                 await asyncio.wait([process.exit for process in left], timeout=KILL_S)  # still to be reaped
             for name in self._processes:
                 self._forget_files(name)
-            for watcher in self._watchers:
+            for watcher in self._watchers.values():
                 watcher.cancel()
             self._lock.__exit__()
 
@@ -181,6 +181,10 @@ class LocalScheduler:
         former = self._processes.get(job.name)
         if former is not None and former.alive:
             raise ConfigError(f"process {job.name!r} runs already (pid {former.pid}); names are unique within a run")
+        if (
+            job.name in self._watchers
+        ):  # it ends what is left of the former one by a mark that the new one will have too
+            await asyncio.wait({self._watchers[job.name]})
         if clash := sorted(set(job.spec) & set(RESERVED)):
             raise ConfigError(f"the spec of {job.name!r} may not set {', '.join(clash)}: the scheduler does")
         spec_file, ready_file = self._files(job.name)
@@ -199,9 +203,7 @@ class LocalScheduler:
             json.dump(spec, file)
         process = await self._spawn(job, spec_file, ready_file)
         self._processes[job.name] = process
-        watcher = asyncio.create_task(self._watch(process), name=f"watch {job.name}")
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
+        self._watchers[job.name] = asyncio.create_task(self._watch(process), name=f"watch {job.name}")
         return process
 
     async def _spawn(self, job: Job, spec_file: Path, ready_file: Path) -> LocalProcess:

@@ -12,7 +12,7 @@ The child binds its own port and reports it (cluster/child.py): ports are never 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,10 +80,13 @@ class Scheduler(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
 
-async def unless_a_process_dies(work: Coroutine[Any, Any, T], scheduler: Scheduler) -> T:
-    """What `work` returns; a process that ends on its own ends it at once, with that process's last lines as the reason."""
+async def unless_a_process_dies(
+    work: Coroutine[Any, Any, T], scheduler: Scheduler, *, spared: Collection[str] = ()
+) -> T:
+    """What `work` returns; a process that ends on its own ends it at once, with that process's last lines as the reason. spared: names of
+    processes that somebody keeps alive (kept.py), whose deaths are theirs to judge."""
     task = asyncio.create_task(work, name="work")
-    death = asyncio.create_task(scheduler.first_death(), name="deaths")
+    death = asyncio.create_task(_death_but_of(spared, scheduler), name="deaths")
     try:
         await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
         if task.done() and task.exception() is not None:
@@ -96,3 +99,9 @@ async def unless_a_process_dies(work: Coroutine[Any, Any, T], scheduler: Schedul
             each.cancel()
             with suppress(asyncio.CancelledError, ArealError):
                 await each
+
+
+async def _death_but_of(spared: Collection[str], scheduler: Scheduler) -> Process:
+    while (process := await scheduler.first_death()).name in spared:
+        pass
+    return process

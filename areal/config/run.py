@@ -86,7 +86,7 @@ class WeightsConfig(Section):
     and time to compress; in shared memory there would be nothing to save."""
     quorum: int = Field(1, ge=1)
     """Fewest inference servers that must load a version for the run to go on; with fewer it ends. A server that fails gets no
-    traffic until it serves the current version."""
+    traffic until it serves the current version; one whose process dies is started again up to five times in a row, and waited for."""
     load_timeout_seconds: float = Field(300.0, gt=0)
     """How long the rank may take to publish a version, and a server to load it. Large weights from slow disks need more."""
 

@@ -4,6 +4,7 @@
     async with aclosing(router.generate(request)) as chunks: ...
     router.forget(session_id)                     # the session has ended
     router.serve_from([0])                        # the others are out: they do not serve the current weights
+    router.serve_from([])                         # requests wait
 
 Counts what goes through this router only; another process has its own. A server that fails before its first chunk
 loses the session and is avoided for a while, so that the next try goes elsewhere. The first `own` servers are this process's
@@ -12,10 +13,11 @@ own; it turns to the others while those are out or avoided. Backends: backend.py
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from areal.base.errors import BackendError, ConfigError, Unavailable
 from areal.base.types import GenerateRequest, TokenChunk
@@ -23,6 +25,7 @@ from areal.inference.backend import Backend
 
 MAX_SESSIONS = 100_000  # remembered homes; the longest unused one is forgotten first
 AVOID_S = 5.0  # after a failure before the first chunk, while another server can take the session
+WAIT_S = 60.0  # for a server to come back, where none is in service: as long as one that is silent is waited for
 
 
 class Router:
@@ -39,9 +42,15 @@ class Router:
         self._avoid_until = [0.0] * len(backends)  # time.monotonic()
         self._own = len(backends) if own is None else own
         self._serving: Collection[int] = range(len(backends))
+        self._in_service = asyncio.Event()  # any of them
+        self._in_service.set()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Backend.generate of the session's server."""
+        """Backend.generate of the session's server. Where none is in service it waits for one, and raises Unavailable after WAIT_S."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                while not self._serving:
+                    await self._in_service.wait()
         index = self.place(request.session_id)
         self.running[index] += 1
         started = False
@@ -63,6 +72,10 @@ class Router:
         """Only these servers take requests from now on. What streams from another goes on; its sessions move with their next
         request."""
         self._serving = frozenset(indices)
+        if self._serving:
+            self._in_service.set()
+        else:
+            self._in_service.clear()
 
     def place(self, session_id: str) -> int:
         """The index of the session's server; chosen now if it has none (its own first, then fewest streams, then fewest

@@ -14,6 +14,9 @@
 A server that is *out* gets no traffic. It is asked again in the background; once it has answered it is *keen*: used at once if it has the
 current version and nothing is on its way, otherwise the next version waits for it as for all others. An answer counts only for
 the newest load of its server, and a worker keeps the newest of the sets it was told, so whatever comes late changes nothing.
+
+A server whose process dies is out at once. It has its first weights again when it is back, so it is started only after every worker has heard
+that it is out, and is then asked like one that has answered. A version waits for it only where the quorum needs it.
 No clock, no I/O: weights.py does what the actions say and reports what came of it; tests/rollout/test_update_model.py tries all orders.
 What a server does with a load: inference/swap.py.
 """
@@ -24,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Phase = Literal["idle", "publish", "load", "tell", "advance", "ended"]
+Life = Literal["up", "died", "starting", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,13 @@ class AskAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the process of a server again; report that it is `up`, or `gone`, in bounded time."""
+
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Every worker uses these servers alone; report `told` or `tell_failed`, in bounded time."""
 
@@ -71,24 +82,31 @@ class End:
     arrow: Phase
 
 
-Action = Publish | Load | AskAgain | Tell | Advance | End
+Action = Publish | Load | AskAgain | Restart | Tell | Advance | End
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """serving: workers may use it. keen: out, but it has answered since. attempt: number of its newest load; asked: the label of
-    that load while it is unanswered. loaded: it has the version on its way."""
+    that load while it is unanswered. loaded: it has the version on its way. life: of its process; one that died is started again, one
+    that is gone is not."""
 
     serving: bool = True
     keen: bool = False
     attempt: int = 0
     asked: int | None = None
     loaded: bool = False
+    life: Life = "up"
 
     @property
     def awaited(self) -> bool:
         """The version on its way waits for it."""
         return self.serving or self.keen
+
+    @property
+    def counts(self) -> bool:
+        """It serves, or may do so before it is asked again in the background."""
+        return self.awaited or self.life in ("died", "starting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +141,8 @@ class Update:
 
     def published(self) -> Step:
         """The version can be loaded: all that serve, and the keen ones, are asked for it, and waited for."""
+        if self.phase == "ended":
+            return self, ()
         assert self.target is not None
         state: Update = replace(self, phase="load", newest=self.target)
         actions: tuple[Action, ...] = ()
@@ -152,13 +172,28 @@ class Update:
         server = self.servers[index]
         if server.asked is None or server.attempt != attempt:
             return self, ()
-        state = self._with(index, asked=None, keen=False, serving=False, loaded=False)
+        keen = server.keen and self.phase == "publish"  # what it was asked for is being replaced: it gets the next one
+        state = self._with(index, asked=None, keen=keen, serving=False, loaded=False)
         return state._settled((AskAgain(index),))
+
+    def process(self, index: int, life: Literal["died", "up", "gone"]) -> Step:
+        """The process of a server has ended: it is out, and may be started again as soon as no worker uses it. Or it is up again, with
+        the weights that it was first started with. Or it cannot be started again, and is asked no more."""
+        if self.phase == "ended" or life == self.servers[index].life:
+            return self, ()
+        if life == "up":
+            back = self._with(index, life=life, keen=True)
+            return back._ask(index) if self.phase in ("idle", "load") else (back, ())
+        state = self._with(index, asked=None, keen=False, serving=False, loaded=False, life=life)
+        if life == "gone":
+            return state._settled(())
+        state, actions = state._tell(())
+        return replace(state, sent=None)._settled(actions)
 
     def due(self, index: int) -> Step:
         """The pause of a server that is out is over."""
         server = self.servers[index]
-        if self.phase == "ended" or server.awaited or server.asked is not None:
+        if self.phase == "ended" or server.awaited or server.asked is not None or server.life != "up":
             return self, ()
         if self.phase == "publish":
             return self, (AskAgain(index),)  # the published copy is being replaced
@@ -166,19 +201,30 @@ class Update:
 
     def told(self, serial: int) -> Step:
         """Every worker has heard a Tell."""
-        if self.phase != "tell" or serial != self.serial:
-            return self, ()
-        assert self.target is not None
-        return replace(self, phase="advance"), (Advance(self.target),)
-
-    def tell_failed(self, serial: int) -> Step:
-        """A worker could not be told: the version must not move on; a server that returns is told of again with the next version."""
         if serial != self.serial or self.phase == "ended":
             return self, ()
-        return self.failed() if self.phase == "tell" else (replace(self, sent=None), ())
+        state, actions = self, tuple[Action, ...]()
+        for index, server in enumerate(self.servers):
+            if server.life == "died":
+                state, actions = state._with(index, life="starting"), (*actions, Restart(index))
+        if self.phase != "tell":
+            return state, actions
+        assert self.target is not None
+        return replace(state, phase="advance"), (*actions, Advance(self.target))
+
+    def tell_failed(self, serial: int) -> Step:
+        """A worker could not be told: the version must not move on, and a server that died stay dead; one that returns is told of again
+        with the next version."""
+        if serial != self.serial or self.phase == "ended":
+            return self, ()
+        if self.phase == "tell" or any(server.life == "died" for server in self.servers):
+            return replace(self, phase="ended"), (End("tell"),)
+        return replace(self, sent=None), ()
 
     def advanced(self) -> Step:
         """The gate has moved on."""
+        if self.phase == "ended":
+            return self, ()
         assert self.target is not None
         state: Update = replace(self, phase="idle", current=self.target, target=None)
         actions: tuple[Action, ...] = ()
@@ -201,14 +247,16 @@ class Update:
         return self._with(index, attempt=attempt, asked=self.newest), (Load(index, attempt, self.newest),)
 
     def _settled(self, actions: tuple[Action, ...]) -> Step:
-        """While loading: go on once every awaited server has answered."""
+        """The run ends where the quorum can no longer be had. While loading, go on once every awaited server has answered; those that
+        are being started again are waited for where the quorum needs them."""
+        if self.phase != "ended" and sum(server.counts for server in self.servers) < self.quorum:
+            return replace(self, phase="ended"), (*actions, End("load"))
         if self.phase != "load" or any(server.awaited and server.asked is not None for server in self.servers):
             return self, actions
         servers = tuple(replace(one, serving=one.loaded, keen=one.keen and not one.loaded) for one in self.servers)
         state: Update = replace(self, servers=servers)
         if len(state.serving) < state.quorum:
-            state, end = state.failed()
-            return state, (*actions, *end)
+            return self, actions
         if state.serving != state.sent:
             return replace(state, phase="tell")._tell(actions)
         assert state.target is not None

@@ -42,11 +42,13 @@ from areal.tools.books import as_table, faults_of
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of the run. heartbeat_seconds: since it last told the store that it lives; None for those that do not."""
+    """One process of the run. ready: it has reported so; one that starts, also again, has not, and has no pid (0) between two starts.
+    heartbeat_seconds: since it last told the store that it lives; None for those that do not."""
 
     name: str
     pid: int
     alive: bool
+    ready: bool = True
     heartbeat_seconds: float | None = None
 
 
@@ -132,7 +134,7 @@ def as_text(status: Status, now: float) -> str:
         lines.append("last checkpoint: none")
     for process in status.processes:
         heard = "" if process.heartbeat_seconds is None else f", last heard of {_ago(process.heartbeat_seconds)} ago"
-        lines.append(f"process {process.name}: {'alive' if process.alive else 'GONE'} (pid {process.pid}{heard})")
+        lines.append(f"process {process.name}: {_life(process)} (pid {process.pid or 'none'}{heard})")
     if status.waits_for:
         lines.append(f"now: {status.waits_for}")
     lines += ["", as_table(status.books), ""]
@@ -174,21 +176,26 @@ def _newest(metrics: MetricsTable, name: str) -> float | None:
 
 
 async def _processes(run: Path, held: Holder | None, store: Store) -> tuple[Process, ...]:
-    """Of a run that did not end in order: the controller, and what it had started (their ready files; none is left by an orderly end)."""
+    """Of a run that did not end in order: the controller, and what it had started (their files; none is left by an orderly end)."""
     if held is None:
         return ()
     heartbeats = {one.pid: one.heartbeat_at for one in await store.registry.workers(alive_within_s=math.inf)}
     now, found = time.time(), [Process("controller", held.pid, held.alive)]
-    for file in sorted((run / "processes").glob("*.ready.json")):
-        name = file.name.removesuffix(".ready.json")
+    for spec in sorted((run / "processes").glob("*.spec.json")):
+        name = spec.name.removesuffix(".spec.json")
+        living = members(f"{held.marker}:{name}:")
         try:
-            pid = int(json.loads(file.read_bytes())["pid"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # it ends at this moment
+            pid, ready = int(json.loads((run / "processes" / f"{name}.ready.json").read_bytes())["pid"]), True
+        except (OSError, ValueError, KeyError, TypeError):  # it starts, or ends at this moment
+            pid, ready = min(living, default=0), False
         heard = heartbeats.get(pid)
-        alive = bool(members(f"{held.marker}:{name}:"))
-        found.append(Process(name, pid, alive, None if heard is None else max(0.0, now - heard)))
+        alive = bool(living)
+        found.append(Process(name, pid, alive, ready, None if heard is None else max(0.0, now - heard)))
     return tuple(found)
+
+
+def _life(process: Process) -> str:
+    return "GONE" if not process.alive else "alive" if process.ready else "starting"
 
 
 def _checkpoint(folder: Path) -> Checkpoint | None:

@@ -4,7 +4,8 @@
     report.violations                                       # sentences; empty is the only good result
 
 A life of the run ends by a kill of any of its processes, at a moment that the seed chooses, sometimes of two at once, sometimes while it
-still starts; then the same command starts it again. A standing gateway is started again in place. The clients go on by themselves.
+still starts; then the same command starts it again. A standing gateway is started again in place, and the run itself starts its inference
+server again. The clients go on by themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.faults.evidence import NOTHING, Checkpoint, Held, checkpoints, read_h
 from tests.faults.journal import Seen, read
 from tests.faults.moments import MOMENTS, STARTING, Kill, Watch, plan
 from tests.faults.service import ADMIN
-from tests.faults.target import GROUPS, LAG, ROOT, SOON_S, Target, kill_at_once, wait_for
+from tests.faults.target import BACK, GROUPS, LAG, ROOT, SOON_S, Target, kill_at_once, wait_for
 
 Say = Callable[[str], None]
 STARTING_S = 9.0  # a kill during the start comes within so long
@@ -128,16 +129,17 @@ class Campaign:
         victim, pid = next(((one, pid) for one in kill.victims if (pid := self.target.pid(one)) is not None), ("", 0))
         if not victim:
             return  # it has ended by itself: until_ready says so
+        back = self.target.logged(BACK)
         kill_at_once([pid])
         where = self._count([victim], STARTING)
         if victim == "gateway" and self.target.gateway is not None:
             self.target.restart_gateway()
-        else:
+        elif victim != "server" or not self.target.until_server_back(back):  # else the run was up already
             self._dead([victim], where)
             self._start()
 
     def _kill(self, kill: Kill) -> None:
-        """Of a run that is up; it is up again when this returns. After a gateway that stands by itself nothing starts."""
+        """Of a run that is up; it is up again when this returns."""
         moment = "soon" if kill.moment == STARTING else kill.moment
         victims, pids = list(kill.victims), [pid for pid in map(self.target.pid, kill.victims) if pid is not None]
         for _ in range(kill.after_steps):
@@ -146,13 +148,18 @@ class Campaign:
         if self.target.ended:
             self._found([f"the run ended by itself: {self.target.until_ended()[1][-2000:]}"], "between two kills")
             return self._up()
+        back = self.target.logged(BACK)
         kill_at_once(pids)
         where = self._count(victims, moment if came else "soon")
-        if victims == ["gateway"] and self.target.gateway is not None:
+        if any(self.target.ends_without(victim) for victim in victims):
+            self._dead(victims, where)
+            return self._up()
+        if "gateway" in victims:
             self.target.restart_gateway()
-            return self._look(where)
-        self._dead(victims, where)
-        self._up()
+        if "server" in victims and not self.target.until_server_back(back):
+            self._found([f"the run ended with its inference server: {self.target.until_ended()[1][-2000:]}"], where)
+            return self._up()
+        self._look(where)
 
     def _count(self, victims: list[str], moment: str) -> str:
         self.report.kinds.update(victims)
@@ -160,7 +167,7 @@ class Campaign:
         return f"kill {self.report.kills} ({' and '.join(victims)}, {moment})"
 
     def _dead(self, victims: list[str], where: str) -> None:
-        """A process of the run was killed: it ends by itself, and says why in a sentence."""
+        """A process was killed that the run cannot do without: it ends by itself, and says why in a sentence."""
         code, said = self.target.until_ended()
         found = []
         if code != (-9 if "controller" in victims else 1):

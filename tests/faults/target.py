@@ -2,11 +2,12 @@
 
     with Target(folder) as target:
         target.start(); target.until_ready()
-        target.kill("rank"); code, said = target.until_ended()      # the death of any process but a standing gateway ends the run
+        target.kill("rank"); code, said = target.until_ended()      # this ends the run; a server or a standing gateway that dies does not
         target.start()                                              # … and it is taken up again from its last checkpoint
 
 Its gateway keeps its port, so that clients keep their URL. It is either a process of the run, or stands by itself (`areal gateway`) and
-outlives it: `stand(True)` before a start. A standing one that is killed is started again in place, the run goes on meanwhile.
+outlives it: `stand(True)` before a start. A standing one that is killed is started again in place, the run goes on meanwhile. It also goes on
+without its inference server, which it starts again by itself.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.ports import quiet_port
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("gateway", "worker", "server", "rank", "controller")
 READY = "Proxy gateway available at "
+BACK = " and is used again"
 GROUPS, SAMPLES, SAVED_EVERY, LAG = 2, 2, 2, 4
 SOON_S = 180.0  # generous: the machine may be busy; what is tested is that nothing hangs
 CONFIG = [
@@ -82,9 +84,22 @@ class Target:
 
     def until_ready(self) -> bool:
         """Wait until clients reach it; False if it ended first."""
-        log = self.run / "logs" / "train.log"
-        wait_for(lambda: READY in (log.read_text()[self._logged :] if log.exists() else "") or self.ended, "its start")
+        wait_for(lambda: self.logged(READY) or self.ended, "its start")
         return not self.ended
+
+    def until_server_back(self, before: int) -> bool:
+        """Wait until its inference server has come back more often than `before`; False if the run ended first."""
+        wait_for(lambda: self.logged(BACK) > before or self.ended, "its inference server")
+        return not self.ended
+
+    def logged(self, what: str) -> int:
+        """How often this life has said so."""
+        log = self.run / "logs" / "train.log"
+        return log.read_text()[self._logged :].count(what) if log.exists() else 0
+
+    def ends_without(self, kind: str) -> bool:
+        """Whether the death of a process of this kind ends the run once it is up."""
+        return kind != "server" and not (kind == "gateway" and self.gateway is not None)
 
     @property
     def ended(self) -> bool:

@@ -1,4 +1,5 @@
-"""SIGKILL of any one process of a real run: it ends within seconds, says which process and why, and leaves nothing behind."""
+"""SIGKILL of any one process of a real run: an inference server comes back and the run goes on; of any other it ends within seconds, says which
+process and why, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -42,6 +43,10 @@ def start(folder: Path) -> Iterator[subprocess.Popen[str]]:
             run.kill()
 
 
+def steps_of(folder: Path) -> int:
+    return int((folder / "logs" / "train.log").read_text().rpartition("[train] step=")[2].split()[0])
+
+
 def wait_for(what: str, folder: Path, run: subprocess.Popen[str]) -> None:
     log = folder / "logs" / "train.log"
     deadline = time.monotonic() + 120
@@ -64,7 +69,7 @@ def members(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("victim", ["gateway", "worker-0", "server-0", "rank-0"])
+@pytest.mark.parametrize("victim", ["gateway", "worker-0", "rank-0"])
 def test_the_run_ends_soon_and_names_the_process_that_died(victim: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with start(folder) as run:
@@ -78,6 +83,22 @@ def test_the_run_ends_soon_and_names_the_process_that_died(victim: str, tmp_path
     assert "Traceback" not in stderr
     assert members(folder) == []
     assert balanced(folder).steps >= 1
+
+
+def test_a_server_that_is_killed_comes_back_with_the_current_weights_and_the_run_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with start(folder) as run:
+        wait_for("[train] step=1 ", folder, run)
+        pid = json.loads((folder / "processes" / "server-0.ready.json").read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(f"server-0 (pid {pid}) was killed by signal 9", folder, run)
+        wait_for(" and is used again", folder, run)
+        assert pid not in members(folder)
+        wait_for(f"[train] step={steps_of(folder) + 4} ", folder, run)  # what waited in the queue is used up by then
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=SOON_S) == 0
+    assert balanced(folder).state == "stopped"
+    assert members(folder) == []
 
 
 def test_a_stopped_run_saves_and_the_same_command_goes_on_from_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import aclosing
 from pathlib import Path
@@ -83,7 +84,21 @@ def test_the_table_lists_the_known_backends() -> None:
         Router([])
 
 
-async def test_a_server_that_is_out_gets_nothing_and_its_sessions_move(engines: list[ScriptedEngine]) -> None:
+async def test_requests_wait_while_no_server_is_in_service(engines: list[ScriptedEngine]) -> None:
+    router = Router(engines)
+    router.serve_from([])
+    waiting = asyncio.create_task(play(router, "s0"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    router.serve_from([2])
+    await waiting
+    assert [played(engine) for engine in engines] == [[], [], ["s0"]]
+
+
+async def test_a_server_that_is_out_gets_nothing_and_its_sessions_move(
+    engines: list[ScriptedEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     router = Router(engines, own=1)
     for session in ("s0", "s1"):
         await play(router, session)
@@ -100,6 +115,7 @@ async def test_a_server_that_is_out_gets_nothing_and_its_sessions_move(engines: 
     await play(router, "s2")
     assert (played(engines[0])[-1], played(engines[2])) == ("s3", ["s2", "s2"])
     router.serve_from([])
+    monkeypatch.setattr("areal.inference.router.WAIT_S", 0.01)
     with pytest.raises(Unavailable) as refused:
         await play(router, "s0")
     assert (refused.value.status, refused.value.retry_after_s) == (503, 5)

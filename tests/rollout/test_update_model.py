@@ -2,8 +2,9 @@
 
 The controller is the real `Update`, a server's rule the real `Swap`, a worker's the real `supersedes`. The world around them is made as unkind
 as it can be: every message may come late, in another order, or never; a server may refuse or break at each arrow, die, or hang for ever (it
-just never moves again); every deadline may pass at every moment. What is checked in each state: a server's label is that of its
-weights, a worker never uses a server that is behind the gate, the gate never moves without a quorum. And of the graph of all states:
+just never moves again); every deadline may pass at every moment; the controller may see that a server died and start it again, with its first
+weights, or fail to. What is checked in each state: a server's label is that of its weights, a worker never uses a server that is behind the
+gate, the gate never moves without a quorum. And of the graph of all states:
 whatever the servers and workers do, the controller alone, by its deadlines, gets a version through or ends the run.
 """
 
@@ -18,7 +19,7 @@ import pytest
 from areal.base.errors import WeightsRefused
 from areal.inference.swap import Swap
 from areal.rollout.servers import supersedes
-from areal.rollout.update import Action, Advance, AskAgain, End, Load, Publish, Step, Tell, Update
+from areal.rollout.update import Action, Advance, AskAgain, End, Load, Publish, Restart, Step, Tell, Update
 
 STAGES = 3  # load, verify, pause: what a server does before it labels, one request after the other
 
@@ -56,6 +57,9 @@ class World:
 
     def step(self, step: Step, *, closing: Action | None = None) -> World:
         update, actions = step
+        if any(isinstance(action, Advance) for action in actions):
+            ready = sum(server.weights == update.target for server in self.servers)  # also one that died since
+            assert ready >= update.quorum, "the gate moves without a quorum"
         held = frozenset(action for action in actions if not isinstance(action, End))
         sent = frozenset(action for action in actions if isinstance(action, Load))
         told = frozenset(
@@ -76,11 +80,12 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """stages: at each a server may fail; one stands for all where the search is deep."""
+    """stages: at each a server may fail; one stands for all where the search is deep. revived: servers that die are started again."""
 
     versions: int
     attempts: int = 2
     stages: int = STAGES
+    revived: bool = True
 
 
 def by_controller(world: World) -> Iterator[World]:
@@ -95,9 +100,9 @@ def by_controller(world: World) -> Iterator[World]:
                 yield world.step(update.load_failed(index, attempt), closing=action)  # out of time
             case Tell(serial, _):
                 yield world.step(update.tell_failed(serial), closing=action)
-            case Advance(label):
-                ready = sum(server.weights == label for server in world.servers)
-                assert ready >= update.quorum, "the gate moves without a quorum"
+            case Restart(index):
+                yield world.step(update.process(index, "gone"), closing=action)
+            case Advance():
                 yield world.step(update.advanced(), closing=action)
                 yield world.step(update.failed(), closing=action)
 
@@ -110,6 +115,11 @@ def by_others(world: World, bounds: Bounds) -> Iterator[World]:
     for action in world.open:
         if isinstance(action, AskAgain) and update.servers[action.server].attempt < bounds.attempts:
             yield world.step(update.due(action.server), closing=action)
+        if isinstance(action, Restart):
+            again = world.step(update.process(action.server, "up"), closing=action)
+            yield again.with_server(
+                action.server, ServerSide(Swap(0))
+            )  # what was sent to the former process may come to it
         if isinstance(action, Tell) and not any(tell == action for _, tell in world.told):
             yield world.step(update.told(action.serial), closing=action)
     for load in world.sent:
@@ -129,7 +139,10 @@ def by_others(world: World, bounds: Bounds) -> Iterator[World]:
         workers = (*world.workers[:worker], known, *world.workers[worker + 1 :])
         yield replace(world, workers=workers, told=world.told - {(worker, tell)})
     for index, server in enumerate(world.servers):
-        if not server.dead:
+        if server.dead:
+            if bounds.revived and update.phase != "ended" and update.servers[index].life == "up":
+                yield world.step(update.process(index, "died"))
+        else:
             yield from works(world, index, server, bounds.stages)
             if world.faults:
                 yield world.with_server(
@@ -178,8 +191,13 @@ def check(world: World) -> None:
         for index in worker.serving:
             assert world.servers[index].weights >= update.current, "traffic goes to a server that is behind the gate"
             assert world.servers[index].weights <= update.newest
+    for index, known in enumerate(update.servers):
+        if known.serving and not world.servers[index].dead:
+            assert world.servers[index].weights >= update.current
     if update.phase == "idle":
-        assert len(update.serving) >= update.quorum
+        assert sum(known.counts for known in update.servers) >= update.quorum, (
+            "nobody serves and the run waits for nobody"
+        )
 
 
 def explore(world: World, bounds: Bounds) -> tuple[dict[World, list[World]], int]:
@@ -227,7 +245,10 @@ def start(*, servers: int, workers: int, quorum: int, faults: int) -> World:
 CASES = [
     pytest.param((2, 1, 1, 0), Bounds(versions=1), id="2 servers, one is enough"),
     pytest.param((2, 1, 2, 0), Bounds(versions=2), id="2 servers, both are needed, 2 versions"),
-    pytest.param((2, 1, 1, 1), Bounds(versions=1, stages=1), id="2 servers, one may break"),
+    pytest.param((2, 1, 1, 1), Bounds(versions=1, stages=1, revived=False), id="2 servers, one may break"),
+    pytest.param((2, 1, 1, 1), Bounds(versions=1, stages=1, attempts=1), id="2 servers, one may die"),
+    pytest.param((1, 1, 1, 1), Bounds(versions=2), id="1 server, which may break"),
+    pytest.param((1, 1, 1, 2), Bounds(versions=1, stages=1), id="1 server, which may break twice"),
     pytest.param((2, 1, 1, 0), Bounds(versions=2, stages=1), marks=pytest.mark.heavy, id="2 servers, 2 versions"),
 ]
 
@@ -237,14 +258,34 @@ def test_T065_whatever_happens_when_no_label_lies_no_gate_runs_ahead_and_nobody_
     world: tuple[int, int, int, int], bounds: Bounds
 ) -> None:
     servers, workers, quorum, faults = world
+    revived = bool(faults) and bounds.revived
     seen, edges = explore(start(servers=servers, workers=workers, quorum=quorum, faults=faults), bounds)
     print(f"{len(seen)} states, {edges} transitions")
     assert all(through(state, seen) for state in seen)
     assert any(state.update.current == bounds.versions for state in seen)
     assert any(state.update.phase == "ended" for state in seen)
     idle = [state.update for state in seen if state.update.phase == "idle" and state.update.current]
-    assert any(len(update.serving) < servers for update in idle) == (quorum < servers)
+    assert any(len(update.serving) < servers for update in idle) == (quorum < servers or revived)
     assert quorum == servers or any(a_server_came_back(state) for state in seen)
+    lives = {known.life for update in idle for known in update.servers}
+    gone = {"gone"} if quorum < servers else set()
+    assert lives == ({"up", "died", "starting"} | gone if revived else {"up"})
+
+
+def test_the_only_server_comes_back_while_what_it_was_to_load_is_replaced_and_gets_the_next_version() -> None:
+    state, tell = Update.of(servers=1, quorum=1, current=3).process(0, "died")
+    assert tell == (Tell(1, frozenset()),)
+    state, actions = state.told(1)
+    assert actions == (Restart(0),)
+    state, actions = state.process(0, "up")
+    assert actions == (Load(0, 1, 3),)
+    state, _ = state.begin(4)
+    state, actions = state.load_failed(0, 1)  # version 3 has just been retired
+    assert actions == (AskAgain(0),)
+    state, actions = state.published()
+    assert actions == (Load(0, 2, 4),)
+    state, actions = state.loaded(0, 2)
+    assert actions == (Tell(2, frozenset({0})),)
 
 
 def a_server_came_back(world: World) -> bool:

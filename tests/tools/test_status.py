@@ -172,6 +172,8 @@ def controller(run: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         marker = process.stdout.readline().strip()
+        for name in ("worker-0", "server-0"):
+            (run / "processes" / f"{name}.spec.json").touch()
         (run / "processes" / "worker-0.ready.json").write_text(json.dumps({"pid": os.getpid(), "url": "x"}))
         sleeper = [sys.executable, "-c", "import time; time.sleep(300)"]
         with subprocess.Popen(sleeper, env=os.environ | {"AREAL_PROCESS": f"{marker}:worker-0:"}) as worker:
@@ -189,6 +191,7 @@ def test_a_running_run_and_one_whose_controller_was_killed(
     assert "my-exp/trial: running since 2" in text
     assert f"process controller: alive (pid {controller.pid})" in text
     assert "process worker-0: alive (pid " in text
+    assert "process server-0: GONE (pid none)" in text  # between two starts
     assert "last heard of" in text
     assert "last checkpoint: step-000001, " in text
     assert "INCOMPLETE" in text
