@@ -8,7 +8,8 @@
 A name is `part/what[_unit]`; an undeclared one raises. What is not finite is written as null, so every line is JSON.
 After a resume the file holds some steps twice: the reader keeps, per step, what the later opening wrote, and forgets what the lost
 timeline had reached from the opening's first row on (T096); a run begins with a row without values, of the step where it goes on. The part
-AHEAD of the steps is forgotten from its own first row on: groups that a resume hands back to be trained have had theirs.
+AHEAD of the steps is forgotten from its own first row on: groups that a resume hands back to be trained have had theirs; the one BEHIND is
+kept at that step itself.
 One writer per file. Used by train.py, tools/plot_metrics.py.
 """
 
@@ -28,6 +29,7 @@ from areal.base.lines import LineFile
 
 Combine = Literal["mean", "sum", "max", "min", "last"]
 AHEAD = "rollout"  # the part whose rows are of steps to come
+BEHIND = "eval"  # the part whose step is how many were trained before: what a run goes on from was measured, and stays
 _NAME = re.compile(r"[a-z][a-z0-9_]*/[a-z][a-z0-9_./]*")
 
 
@@ -128,8 +130,7 @@ class MetricsTable:
 
     def seconds_of(self, name: str) -> list[float]:
         """For each step of `series(name)`; NaN where no time was told."""
-        part = name.partition("/")[0]
-        return [self.seconds.get(step, {}).get(part, math.nan) for step in self.series(name).steps]
+        return [self.seconds.get(step, {}).get(_part(name), math.nan) for step in self.series(name).steps]
 
 
 def read_metrics(path: Path, run_id: str | None = None) -> MetricsTable:
@@ -152,12 +153,15 @@ def read_metrics(path: Path, run_id: str | None = None) -> MetricsTable:
             continue
         step, now = row["step"], finite(row.get("time"))
         values = {name: finite(value) for name, value in row.items() if name not in _NOT_METRICS}
-        parts = {name.partition("/")[0] for name in values}
+        parts = set(map(_part, values))
         ours = (row.get("run_id"), row.get("opening"))
         if opening is not None and opening != ours:
             ahead = opening[0] == ours[0]
             for table in (rows, seconds):
+                behind = {name: value for name, value in table.get(step, {}).items() if ahead and _part(name) == BEHIND}
                 forget(table, step, but=AHEAD if ahead else "")
+                if behind:
+                    table.setdefault(step, {}).update(behind)
             passed, last = max((at for own in seconds.values() for at in own.values()), default=0.0), math.nan
         if ahead and AHEAD in parts:
             ahead = False
@@ -177,12 +181,15 @@ def read_metrics(path: Path, run_id: str | None = None) -> MetricsTable:
 _NOT_METRICS = frozenset({"run_id", "opening", "step", "time"})
 
 
+def _part(name: str) -> str:
+    return name.partition("/")[0]
+
+
 def forget(table: dict[int, dict[str, float]], start: int, *, only: str = "", but: str = "") -> None:
     """From step `start` on: everything, one part alone, or all but one."""
     for step in [step for step in table if step >= start]:
-        parts = {name: name.partition("/")[0] for name in table[step]}
         table[step] = {
-            name: value for name, value in table[step].items() if parts[name] == but or (only and parts[name] != only)
+            name: value for name, value in table[step].items() if _part(name) == but or (only and _part(name) != only)
         }
         if not table[step]:
             del table[step]

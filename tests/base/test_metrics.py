@@ -14,7 +14,7 @@ from areal.rollout import metrics as _declared  # noqa: F401
 
 LOSS = declare("test_metrics/loss", "mean", "a loss")
 TOKENS = declare("test_other_metrics/tokens", "sum", "tokens")
-AHEAD = "rollout/reward"
+AHEAD, BEHIND = "rollout/reward", "eval/reward"
 
 
 def test_an_undeclared_or_twice_declared_name_raises(tmp_path: Path) -> None:
@@ -79,9 +79,10 @@ def test_T096_a_resumed_run_forgets_what_is_lost_whatever_it_logs_first(tmp_path
     path = tmp_path / "metrics.jsonl"
     with MetricsFile(path, "r") as metrics:
         for step in range(16):
-            metrics.write(step, {LOSS: 0.0})
+            metrics.write(step, {LOSS: 0.0, BEHIND: float(step)})
             metrics.write(step + 2, {AHEAD: 0.0})
     with MetricsFile(path, "r", 10) as metrics:
+        assert read_metrics(path).series(BEHIND).values == [float(step) for step in range(11)], "that of the checkpoint"
         assert read_metrics(path).series(LOSS).steps == list(range(10))
         assert read_metrics(path).series(AHEAD).steps == list(range(2, 18)), "of groups that are to be trained again"
         metrics.write(12, {AHEAD: 1.0})
