@@ -49,7 +49,6 @@ async def test_a_run_on_postgres(tmp_path: Path, postgres: PostgresServer) -> No
         assert books.trained.groups == LIVES[-1] * GROUPS
         assert type(books.recorded.tokens) is int
         assert (await store.reading.served()).step == LIVES[-1]
-        assert await store.reading.dropped_sessions() == {}, "no agent's request failed"
     told = {path.name for path in folder.rglob("*") if path.is_file() and b"geheim" in path.read_bytes()}
     assert told == {"store.url"}
     assert "geheim" not in out.read_text()
