@@ -134,7 +134,7 @@ class PostgresEngine:
     def refused(self, error: Exception) -> StoreError:
         said = " ".join(str(error).split())
         kind: type[StoreError] = StoreError
-        if isinstance(error, psycopg.OperationalError | errors.IdleInTransactionSessionTimeout):
+        if isinstance(error, _PASSING):
             away = (error.sqlstate or _SILENCE).startswith(_AWAY)
             kind = StoreError if isinstance(error, _LASTING) else StoreAway if away else StoreUnready
         return kind(f"the store {self.name} cannot be used: {said}; {_remedy(error)}. Nothing was half written")
@@ -167,14 +167,21 @@ _REMEDIES: tuple[tuple[type[psycopg.Error], str], ...] = (
     (errors.InvalidCatalogName, "create the database first (createdb), or name another one in store.url"),
     (errors.TooManyConnections, "raise the server's max_connections: every process of a run holds three"),
     (errors.InsufficientPrivilege, "grant the user of store.url CREATE on the database"),
-    (errors.ReadOnlySqlTransaction, "this server is a standby; name the primary in store.url"),
+    (errors.ReadOnlySqlTransaction, "this server is a standby; name the primary in store.url, or wait until it is one"),
     (errors.UndefinedTable, "its schema was removed; start a new run"),
     (psycopg.OperationalError, "check that the server runs and can be reached; it works again by itself"),
 )
 
 
 _SILENCE = "08"  # its class of SQLSTATE for an error that the server did not send: it could not be reached, or hung up
-_AWAY = (_SILENCE, "57P01", "57P02", "57P03")  # it says itself that it stops, or starts
+_AWAY = (
+    _SILENCE,
+    "57P01",
+    "57P02",
+    "57P03",
+    "25006",
+)  # it says itself that it stops, starts, or is not the primary (yet)
+_PASSING = (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout, errors.ReadOnlySqlTransaction)
 _LASTING = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
 
 

@@ -93,6 +93,26 @@ async def test_reads_and_writes_wait_for_a_server_that_restarts(
     await database.close()
 
 
+async def test_a_standby_is_waited_for_until_it_is_the_primary(
+    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(PostgresEngine(postgres.url("standby")), patience_s=120)
+    await database.write(put("before"))
+    with direct(postgres) as other:
+        try:
+            other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+            other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'areal'")
+            write = asyncio.ensure_future(database.write(put("during")))
+            await until(lambda: "this server is a standby" in caplog.text)
+            assert not write.done()
+        finally:
+            other.execute("SET default_transaction_read_only = off")
+            other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+    await write
+    assert await database.read(names) == {"before", "during"}
+    await database.close()
+
+
 @pytest.mark.parametrize("once", [True, False])
 async def test_what_a_lost_commit_may_have_kept_is_run_again_only_where_it_bears_that(
     postgres: PostgresServer, once: bool

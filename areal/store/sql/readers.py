@@ -5,8 +5,8 @@
     await readers.call(engine.scrub)           # anything else that may block; raises what it raises
     readers.close(60.0)                        # False: one of them hangs, and is left behind
 
-They are daemons: a disk or server that never answers holds nobody at the end of the process. While the server is away, a look right after
-one that failed fails as it did, so that those who wait do not queue up behind each other's time-outs. Used by database.py.
+They are daemons: a disk or server that never answers holds nobody at the end of the process. Looks that queued up while one of them found
+that there is no connecting to the server fail as it did, and not one after the other's time-out. Used by database.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from areal.base.errors import StoreAway
 from areal.store.sql.engine import Connection, Engine
 
 T = TypeVar("T")
 
 READERS = 2
-AS_BEFORE_S = 0.2  # for so long a server that was away is taken to be so still
 
 
 class _Job(Generic[T]):
@@ -68,11 +66,12 @@ class Readers:
         self._threads: list[threading.Thread] = []
         self._own = threading.local()
         self._connections: list[Connection] = []
-        self._away: tuple[float, str] | None = None  # when the server was last found to be, and how it was said
+        self._unreached: tuple[float, Exception] | None = None  # when connecting failed last, and why
 
     async def look(self, operation: Callable[[Connection], T]) -> T:
         """Run `operation` on a read-only connection, all its SELECTs on one snapshot. Raises StoreError."""
-        return await self.call(lambda: self._look(operation))
+        asked = time.monotonic()
+        return await self.call(lambda: self._look(operation, asked))
 
     async def call(self, work: Callable[[], T]) -> T:
         """Run `work` on one of the threads."""
@@ -106,30 +105,34 @@ class Readers:
             if not job.future.cancelled():
                 job.run()
 
-    def _look(self, operation: Callable[[Connection], T]) -> T:
-        if self._away is not None and time.monotonic() - self._away[0] < AS_BEFORE_S:
-            raise StoreAway(self._away[1])
+    def _look(self, operation: Callable[[Connection], T], asked: float) -> T:
         try:
             try:
-                return self._once(operation)
+                return self._once(operation, asked)
             except self._engine.errors:
                 connection = getattr(self._own, "connection", None)
                 if connection is None or not self._engine.lost(connection):
                     raise
-                return self._once(operation)
+                return self._once(operation, asked)
         except self._engine.errors as error:
-            refused = self._engine.refused(error)
-            if isinstance(refused, StoreAway):
-                self._away = time.monotonic(), str(refused)
-            raise refused from error
+            raise self._engine.refused(error) from error
 
-    def _once(self, operation: Callable[[Connection], T]) -> T:
+    def _once(self, operation: Callable[[Connection], T], asked: float) -> T:
         connection: Connection | None = getattr(self._own, "connection", None)
         if connection is None or self._engine.lost(connection):
-            connection = self._own.connection = self._connect()
+            connection = self._own.connection = self._reach(asked)
             self._connections.append(connection)
         self._engine.begin_read(connection)
         try:
             return operation(connection)
         finally:
             self._engine.end_read(connection)
+
+    def _reach(self, asked: float) -> Connection:
+        if self._unreached is not None and self._unreached[0] > asked:
+            raise self._unreached[1]
+        try:
+            return self._connect()
+        except self._engine.errors as error:
+            self._unreached = time.monotonic(), error
+            raise
