@@ -152,7 +152,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         if nets is not None and start.found is not None:
             await nets.restore(str(start.found.path))
         workers, gateway_url = await launch.front(stack)
-        announce_gateway(gateway_url, waits=not runs_agents(config))
+        announce_gateway(gateway_url, config)
         trained = (await store.training.counts()).consumed
         scorer, dispatcher = await _agents(stack, launch, store, workers, gateway_url, tasks, held_out, given)
         yield Run(

@@ -30,6 +30,7 @@ from areal.cluster.scheduler import Job, Process, Scheduler
 from areal.config.algorithms import kl_off_the_reward, resolved
 from areal.config.backend_spec import parse_backend
 from areal.config.engine import ActorConfig, CriticConfig, ModelConfig, TeacherConfig
+from areal.config.own_agents import runs_agents
 from areal.config.run import RunConfig
 from areal.engine.client import EngineClient
 from areal.engine.parallel.dims import check_layout
@@ -98,15 +99,24 @@ def without_channel_key(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"api_gateway": config.api_gateway.model_copy(update={"api_key": "-"})})
 
 
-def announce_gateway(url: str, *, waits: bool) -> None:
-    """The line that people and scripts wait for. waits: whether agents come by themselves."""
+def announce_gateway(url: str, config: RunConfig) -> None:
+    """The line that people and scripts wait for, and what those should know whose agents come by themselves."""
+    agent = config.rollout.agent
     announce("RLTrainer", f"Proxy gateway available at {url}")
     if is_loopback(urlsplit(url).hostname or ""):
         announce(
             "RLTrainer", "it listens on loopback only; rollout.agent.gateway_host=0.0.0.0 and an admin key open it"
         )
-    if waits:
-        announce("RLTrainer", f"waiting for agents at {url}/v1")
+    if runs_agents(config):
+        return
+    announce("RLTrainer", f"waiting for agents at {url}/v1")
+    if agent.internal_token is not None:
+        announce(
+            "RLTrainer",
+            f"a session that opens under the internal token ends with its call {agent.max_turns} (rollout.agent.max_turns) or when idle for "
+            f"{agent.session_timeout_seconds:g} s (rollout.agent.session_timeout_seconds), and holds a slot until then; lower these for "
+            "shorter conversations, or end them with /rl/end_session",
+        )
 
 
 def loopback_past_proxies() -> dict[str, str]:

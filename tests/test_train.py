@@ -13,9 +13,12 @@ import pytest
 
 from areal.assemble import Run
 from areal.base.guide import situation
+from areal.base.logs import open_log
 from areal.base.metrics import MetricsFile
 from areal.base.types import Group, Limits, Share, Span, Trajectory, Version
+from areal.config.load import resolve
 from areal.config.run import RunConfig
+from areal.launch import announce_gateway
 from areal.rollout.batch import Batch
 from areal.rollout.datasets import Task
 from areal.rollout.dispatcher import Dispatcher
@@ -114,3 +117,22 @@ sys.exit(main(["{command}", "--help"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["rollout.agent.mode=online"], "waiting for agents at http://127.0.0.1:9/v1"),
+        (
+            ["rollout.agent.mode=online", "rollout.agent.internal_token=k-0123456789", "rollout.agent.max_turns=7"],
+            "a session that opens under the internal token ends with its call 7 (rollout.agent.max_turns) or when idle for 3600 s",
+        ),
+        ([], "it listens on loopback only"),
+    ],
+)
+def test_who_waits_for_agents_says_when_their_sessions_end(
+    overrides: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_log(run_id="r"):
+        announce_gateway("http://127.0.0.1:9", resolve(None, overrides).config)
+    assert says in capsys.readouterr().out.splitlines()[-1]
