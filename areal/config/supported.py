@@ -101,8 +101,8 @@ def _contradictions(config: RunConfig) -> list[str]:
         )
     if config.total_train_steps < config.total_train_epochs:
         found.append(
-            f"total_train_steps={config.total_train_steps}: is less than total_train_epochs={config.total_train_epochs}; "
-            "an epoch has at least one step"
+            f"total_train_steps={config.total_train_steps} is less than total_train_epochs={config.total_train_epochs}, and an epoch has at "
+            "least one step; lower the second too"
         )
     return found
 

@@ -34,7 +34,8 @@ def main() -> None:
     say("key", answer["api_key"])
     if not refresh:
         print(f"\n  export OPENAI_API_KEY={answer['api_key']}\n  export OPENAI_BASE_URL={args.url.rstrip('/')}/v1\n")
-    print(f"next episode:  python {sys.argv[0]} {args.url} --api-key {answer['api_key']}")
+    admin = "" if args.admin_key == parser.get_default("admin_key") else " --admin-key …"
+    print(f"next episode:  python {sys.argv[0]} {args.url}{admin} --api-key {answer['api_key']}")
     say("SESSION_API_KEY", answer["api_key"], script=True)
     say("SESSION_ID", answer["session_id"], script=True)
 

@@ -291,7 +291,10 @@ def test_T109_the_default_admin_key_is_refused_beyond_loopback() -> None:
 
 def test_the_epochs_of_the_first_text_need_as_many_steps() -> None:
     assert reasons(resolve(None, ["total_train_epochs=10", "total_train_steps=100"]).config) == []
-    assert "an epoch has at least one step" in reasons(resolve(None, ["total_train_epochs=101"]).config)[0]
+    assert (
+        "an epoch has at least one step; lower the second too"
+        in reasons(resolve(None, ["total_train_epochs=101"]).config)[0]
+    )
 
 
 def test_T108_the_shown_tree_masks_every_secret(in_fixtures: Path) -> None:

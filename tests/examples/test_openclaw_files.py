@@ -82,9 +82,31 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def recorded_by(service: Running, agent: str) -> tuple[Interaction, ...]:
     """The one session of this agent."""
-    [(summary, recorded)] = [one for one in service.sessions() if one[0].session.tags["user_agent"].startswith(agent)]
+    [(summary, recorded)] = [
+        one for one in service.sessions() if one[0].session.tags.get("user_agent", "").startswith(agent)
+    ]
     assert summary.session.task_id.startswith("conversation-")
     return recorded
+
+
+def test_the_next_command_that_is_printed_takes_the_admin_key_that_this_one_took(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = [sys.executable, str(FOLDER / "start_session.py"), service.url]
+    monkeypatch.delenv("SESSION_API_KEY", raising=False)
+    for in_variable, flags, printed in (
+        ("areal-admin-key", [], f"{service.url} --api-key"),
+        ("another", ["--admin-key", "areal-admin-key"], f"{service.url} --admin-key … --api-key"),
+    ):
+        monkeypatch.setenv("ADMIN_KEY", in_variable)
+        done = subprocess.run([*script, *flags], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert printed in done.stdout.splitlines()[-1]
+        key = done.stderr.partition("SESSION_API_KEY=")[2].split()[0]
+        ended = requests.post(
+            f"{service.url}/rl/end_session", json={}, headers={"Authorization": f"Bearer {key}"}, timeout=60
+        )
+        assert ended.status_code == 200
 
 
 def test_openclaws_requests_are_one_session_though_its_context_moves(service: Running) -> None:
