@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from areal.assemble import limits_of
+from areal.base.background import background
 from areal.cluster import start_scheduler
 from areal.cluster.run_folder import RunFolder
 from areal.config.load import load_config
@@ -108,6 +109,7 @@ async def _play(
         dispatcher = await stack.enter_async_context(
             Dispatcher(workers, gate, store.training, n_samples=1, tasks=tasks(seed))
         )
+        await stack.enter_async_context(background(dispatcher.failure(), name="what breaks the dispatcher"))
 
         async def train() -> None:
             await asyncio.sleep(train_seconds * UNIT_S)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from areal.base.background import background
 from areal.base.errors import NoCapacity
 from areal.base.types import Completion, Interaction, Limits, Message, SessionRequest, Version
 from areal.rollout.advisor import SpeedAdvisor
@@ -147,7 +148,10 @@ async def _play(parts: Parts, train_seconds: float, warm_up: int, steps: int) ->
         return version
 
     feed = tasks(cell, parts.seed, drawn)
-    async with Dispatcher(workers, gate, store.training, n_samples=1, tasks=feed) as dispatcher:
+    async with (
+        Dispatcher(workers, gate, store.training, n_samples=1, tasks=feed) as dispatcher,
+        background(dispatcher.failure(), name="what breaks the dispatcher"),
+    ):
         ran = await drive(Driven(batcher, store, dispatcher, advisor, train, publish), warm_up, steps)
     return replace(ran, seconds=ran.seconds / UNIT_S, longest=max(drawn))
 

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from areal.store.base import Store
-from areal.store.sql.database import Database, Many
-from areal.store.sql.engine import Connection
+from areal.store.sql.database import Database, Many, Operation
 from areal.store.sql.reading import SqlReading
 from areal.store.sql.sessions import SqlSessions
 from areal.store.sql.training import SqlTraining
@@ -57,7 +56,12 @@ class InlineDatabase(Database):
     """Each operation at once, in a transaction of its own."""
 
     async def write(
-        self, operation: Callable[[Connection], T], *, patience_s: float = 0.0, many: Many | None = None
+        self,
+        operation: Operation[T],
+        *,
+        patience_s: float | None = None,
+        once: bool = False,
+        many: Many | None = None,
     ) -> T:
         connection = self._writer_connection
         assert connection is not None
@@ -70,7 +74,7 @@ class InlineDatabase(Database):
         connection.execute("COMMIT")
         return result
 
-    async def read(self, operation: Callable[[Connection], T]) -> T:
+    async def read(self, operation: Operation[T], *, patience_s: float | None = None) -> T:
         connection = self._writer_connection
         assert connection is not None
         return operation(connection)
