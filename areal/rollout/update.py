@@ -160,7 +160,8 @@ class Update:
         label = server.asked
         state = self._with(index, asked=None, keen=not server.serving, loaded=label == self.target)
         if state.phase == "load":
-            return state._settled(())
+            # A keen one that was asked before this version was published has the one before: the quorum may need it.
+            return state._settled(()) if label == self.target else state._ask(index)
         if server.serving or state.phase != "idle":
             return state, ()  # keen: asked again when the version on its way has arrived, or with the next
         if label == state.current:

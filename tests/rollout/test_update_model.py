@@ -288,6 +288,26 @@ def test_the_only_server_comes_back_while_what_it_was_to_load_is_replaced_and_ge
     assert actions == (Tell(2, frozenset({0})),)
 
 
+def test_a_server_that_answers_late_with_the_version_before_is_asked_for_the_one_that_needs_it() -> None:
+    state, _ = Update.of(servers=2, quorum=1, current=0).begin(1)
+    state, _ = state.published()
+    state, again = state.load_failed(0, 1)
+    state, _ = state.loaded(1, 1)
+    state, _ = state.told(1)
+    state, _ = state.advanced()
+    state, actions = state.due(again[0].server)
+    assert actions == (Load(0, 2, 1),)
+    state, _ = state.begin(2)
+    state, actions = state.published()
+    assert actions == (Load(1, 2, 2),)
+    state, actions = state.loaded(0, 2)
+    assert actions == (Load(0, 3, 2),)
+    state, _ = state.load_failed(1, 2)
+    assert state.phase == "load"
+    state, actions = state.loaded(0, 3)
+    assert actions == (Tell(2, frozenset({0})),)
+
+
 def a_server_came_back(world: World) -> bool:
     """After the version it missed, which the others have."""
     update = world.update
