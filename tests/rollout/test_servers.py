@@ -9,16 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from areal.base.errors import BackendError, TrainingError
-from areal.base.types import GenerateRequest, Limits, SamplingParams
+from areal.base.types import Limits
 from areal.engine.client import EngineClient
 from areal.engine.settings import EngineSettings
 from areal.inference.client import HttpBackend
@@ -30,6 +29,7 @@ from areal.rollout.weights import WeightPublisher
 from areal.web.app import create_app
 from areal.web.client import JsonClient, UnexpectedAnswer
 from tests.proxy.service import serving, until
+from tests.rollout.asked import versions_of
 
 TOKEN = "run-token"
 
@@ -104,10 +104,7 @@ class Run:
     async def answer(self) -> set[int]:
         """The versions that a new session's tokens have."""
         self.asked += 1
-        sampling = SamplingParams(max_tokens=4, temperature=1.0)
-        request = GenerateRequest(f"r{self.asked}", f"s{self.asked}", np.array([5, 6], np.int32), sampling, self.asked)
-        async with aclosing(self.router.generate(request)) as chunks:
-            return {int(version) for chunk in [chunk async for chunk in chunks] for version in chunk.versions}
+        return await versions_of(self.router, self.asked)
 
     def place(self) -> int:
         """Where a new session goes: 0 is the worker's own server."""

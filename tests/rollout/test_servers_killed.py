@@ -7,16 +7,15 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from areal.base.errors import BackendError
-from areal.base.types import GenerateRequest, Limits, SamplingParams
+from areal.base.types import Limits
 from areal.cluster.kept import KeptProcess
 from areal.cluster.local import LocalScheduler
 from areal.cluster.scheduler import Job, unless_a_process_dies
@@ -29,6 +28,7 @@ from areal.rollout.weights import WeightPublisher
 from areal.web.app import create_app
 from areal.web.client import JsonClient
 from tests.proxy.service import serving, until
+from tests.rollout.asked import versions_of
 
 
 class Labels:
@@ -53,10 +53,7 @@ class Run:
     async def answer(self) -> set[int]:
         """The versions that a new session's tokens have."""
         self.asked += 1
-        sampling = SamplingParams(max_tokens=4, temperature=1.0)
-        request = GenerateRequest(f"r{self.asked}", f"s{self.asked}", np.array([5, 6], np.int32), sampling, self.asked)
-        async with aclosing(self.router.generate(request)) as chunks:
-            return {int(version) for chunk in [chunk async for chunk in chunks] for version in chunk.versions}
+        return await versions_of(self.router, self.asked)
 
     async def kill(self, *servers: int) -> None:
         """Returns when the worker has heard of it."""

@@ -26,10 +26,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from areal.base.errors import ArealError, InternalError, StoreAway, StoreError, StoreUnready
 from areal.store.sql.engine import Connection, Engine
+from areal.store.sql.owed import Owed
 from areal.store.sql.readers import Readers
 from areal.store.sql.schema import check_current, migrate
 
@@ -62,19 +63,16 @@ class Many:
     item: Any
 
 
-class _Write(Generic[T]):
+class _Write(Owed[T]):
     """A queued operation. As a context manager it is the operation's savepoint and keeps its error for the caller."""
 
     def __init__(
         self, operation: Operation[T], many: Many | None, engine: Engine, loop: asyncio.AbstractEventLoop
     ) -> None:
+        super().__init__(loop)
         self.operation = operation
         self.many = many
         self.engine = engine
-        self.loop = loop
-        self.future: asyncio.Future[T] = loop.create_future()
-        self.result: T | None = None
-        self.error: BaseException | None = None
         self._connection: Connection | None = None
 
     def run(self, connection: Connection) -> None:
@@ -94,15 +92,6 @@ class _Write(Generic[T]):
             self.error = error
         self._connection.execute("RELEASE operation")
         return True
-
-    def resolve(self) -> None:
-        """In the caller's loop: hand over the result or the error."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)  # type: ignore[arg-type]
 
 
 class _Attempt:

@@ -17,23 +17,22 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from areal.store.sql.engine import Connection, Engine
+from areal.store.sql.owed import Owed
 
 T = TypeVar("T")
 
 READERS = 2
 
 
-class _Job(Generic[T]):
+class _Job(Owed[T]):
     """As a context manager it keeps the work's error for the caller."""
 
     def __init__(self, work: Callable[[], T], loop: asyncio.AbstractEventLoop) -> None:
-        self.work, self.loop = work, loop
-        self.future: asyncio.Future[T] = loop.create_future()
-        self.result: T | None = None
-        self.error: BaseException | None = None
+        super().__init__(loop)
+        self.work = work
 
     def __enter__(self) -> None: ...
 
@@ -45,15 +44,7 @@ class _Job(Generic[T]):
         with self:
             self.result = self.work()
         if not self.loop.is_closed():  # else nobody is left to be told
-            self.loop.call_soon_threadsafe(self._resolve)
-
-    def _resolve(self) -> None:
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)  # type: ignore[arg-type]
+            self.loop.call_soon_threadsafe(self.resolve)
 
 
 class Readers:
