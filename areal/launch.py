@@ -74,7 +74,8 @@ def threads_of(configured: int, config: RunConfig, *, processes: int = 1) -> int
 
 def is_base(ref: ModelConfig, folder: Path, actor: ActorConfig, model_dir: Path | None) -> bool:
     """Whether the policy without its adapter says what this reference in `folder` would: no process of its own is needed then."""
-    elsewhere = "backend" in ref.model_fields_set and ref.backend != actor.backend
+    layout = ref.model_fields_set & {"backend", "replicas"}
+    elsewhere = any(getattr(ref, key) != getattr(actor, key) for key in layout)
     return actor.lora is not None and folder == model_dir and ref.dtype == actor.dtype and not elsewhere
 
 
@@ -214,7 +215,8 @@ class Launch:
                 nets["policy"]["is_reference"] = True
                 continue
             same_vocabulary(folder, Path(str(self.model_dir)), net)
-            own: dict[str, Any] = {"role": "frozen", "dtype": section.dtype, "backend": section.backend, "lora": None}
+            own: dict[str, Any] = {"role": "frozen", "lora": None}
+            own |= {key: getattr(section, key) for key in ("dtype", "backend", "replicas")}
             if isinstance(section, CriticConfig):
                 own |= {"role": "critic", "optimizer": section.optimizer, "eps_clip": section.eps_clip}
                 own |= {"loss_aggregation": "token_mean"}

@@ -106,6 +106,13 @@ def _in_halves(text: str, name: str, attention: str, experts: str) -> BackendSpe
     return replace(first, e=parts, et=cuts)
 
 
+def wrong_replicas(spec: BackendSpec, replicas: int) -> str:
+    """Why a net cannot be held whole so many times, with the numbers that fit; empty where it can."""
+    if spec.d % replicas == 0:
+        return ""
+    return f"replicas={replicas} must divide the d{spec.d} of {spec}; replicas of {listed(divisors(spec.d))} fits"
+
+
 def divisors(number: int) -> list[int]:
     """In ascending order."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]

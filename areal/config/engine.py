@@ -61,6 +61,9 @@ class ModelConfig(Section):
     """Engine and its dimensions: `fsdp:d<N>` or `archon:d…t…p…c…e…`."""
     dtype: Dtype = "float32"
     """Of parameters and compute. bfloat16 halves memory; on CPUs without AMX it is slower."""
+    replicas: int = Field(1, ge=1)
+    """How often the net is held whole: its pieces lie on d * c / replicas processes, and gradients are summed over the replicas too; divides d. Takes
+    more memory; for clusters where gathers between hosts are dear (docs/parallel.md)."""
 
 
 class CriticConfig(ModelConfig):

@@ -13,7 +13,7 @@ import importlib.util
 from pathlib import Path
 
 from areal.base.errors import ConfigError
-from areal.config.backend_spec import parse_backend
+from areal.config.backend_spec import parse_backend, wrong_replicas
 from areal.config.engine import ActorConfig
 from areal.config.learnable import cannot_learn
 from areal.config.own_agents import agent_problems
@@ -94,13 +94,15 @@ def _kept_in_vain(config: RunConfig) -> list[str]:
 
 
 def _cut_in_vain(config: RunConfig) -> list[str]:
-    """What is said of dimensions that no net is cut along."""
-    nets = [each for each in (config.actor, config.critic, config.ref, config.teacher) if each is not None]
-    specs = [parse_backend(each.backend) for each in nets]
-    found = []
+    """What is said of dimensions that no net is cut along, or that they have no room for."""
+    named = {"actor": config.actor, "critic": config.critic, "ref": config.ref, "teacher": config.teacher}
+    nets = {name: each for name, each in named.items() if each is not None}
+    specs = {name: parse_backend(each.backend) for name, each in nets.items()}
+    wrong = {name: wrong_replicas(specs[name], each.replicas) for name, each in nets.items()}
+    found = [f"{name}.{said}" for name, said in wrong.items() if said]
     for key, axis in (("pipeline_chunks", "p"), ("context_parallel", "c"), ("sequence_parallel", "t")):
         value = getattr(config.actor, key)
-        if value != ActorConfig.model_fields[key].default and all(getattr(spec, axis) == 1 for spec in specs):
+        if value != ActorConfig.model_fields[key].default and all(getattr(spec, axis) == 1 for spec in specs.values()):
             shown = str(value).lower()
             found.append(f"actor.{key}={shown}: no net has {axis}; take it out, or set actor.backend=archon:{axis}2")
     return found

@@ -66,6 +66,8 @@ class EngineSettings(Section):
     is_reference: bool = False
     """With an adapter: without it, this net is the run's reference too."""
     offload: Offload = "none"
+    replicas: int = 1
+    """How often this net is held whole; divides the backend's d."""
     moe_aux_loss: float = 0.0
     moe_bias_rate: float = 0.0
     pipeline_chunks: int = 1

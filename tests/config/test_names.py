@@ -254,6 +254,14 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
         ((*ONLINE, "gconfig.n_samples=4", "rollout.agent.internal_token=tok-0815"), "is a task of its own"),
         ((*ONLINE, "actor.context_parallel=ulysses"), "actor.context_parallel=ulysses: no net has c; take it out"),
         ((*ONLINE, "actor.sequence_parallel=false"), "actor.sequence_parallel=false: no net has t; take it out"),
+        (
+            (*ONLINE, "actor.backend=fsdp:d4", "actor.replicas=3"),
+            "actor.replicas=3 must divide the d4 of fsdp:d4; replicas of 1, 2 or 4 fits",
+        ),
+        (
+            (*ONLINE, "actor.kl_ctl=0.1", "ref.backend=fsdp:d2", "ref.replicas=4"),
+            "ref.replicas=4 must divide the d2 of fsdp:d2; replicas of 1 or 2 fits",
+        ),
     ],
 )
 def test_what_is_missing_or_said_in_vain_is_one_line_also_under_dry_run(
@@ -275,7 +283,7 @@ def test_what_is_whole_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("t.jsonl").touch()
     assert why_not(resolve(None, ONLINE).config) == []
     assert why_not(resolve(None, [*ONLINE, "evaluator.path=t.jsonl", "rollout.agent.path=a:b"]).config) == []
-    cut = ["actor.backend=archon:t2", "actor.sequence_parallel=false"]
+    cut = ["actor.backend=archon:d4t2", "actor.replicas=2", "actor.sequence_parallel=false"]
     assert why_not(resolve(None, [*ONLINE, *cut]).config) == []
 
 

@@ -372,3 +372,46 @@ def test_adapters_and_offload_are_asked_for_by_their_options(capsys: pytest.Capt
     assert plan["ranked"][0]["memory"]["host"] > 0
     assert main(["--model", "llama-3.1-8b", "--layout", "archon:t8", "--lora-rank", "8"]) == 2
     assert "archon has no adapters; fsdp:d8 fits --lora-rank" in capsys.readouterr().err
+
+
+def test_replicas_take_memory_and_spare_gathers(capsys: pytest.CaptureFixture[str]) -> None:
+    shape, device = read_shape("llama-3.1-8b"), device_named("h100", 16)
+    spec, job = BackendSpec("archon", d=8, t=2), Job(4096, 4096, 1 << 17, "bfloat16")
+    once, cost = rank_memory(shape, spec, job, device, "full"), step_cost(shape, spec, job, device, "full")
+    assert cost.micro_batches == 4
+    for replicas in (2, 4, 8):
+        held = replace(job, replicas=replicas)
+        memory, traffic = rank_memory(shape, spec, held, device, "full"), step_cost(shape, spec, held, device, "full")
+        assert memory.weights == pytest.approx(replicas * once.weights, rel=1e-6)
+        assert memory.optimizer == pytest.approx(replicas * once.optimizer, rel=1e-6)
+        # A ring over 8 / replicas ranks in every micro-batch, and once per step one over the replicas, there and back in float32.
+        share, pieces = shape.parameters / 2, 8 // replicas
+        data = traffic.traffic["data"].bytes if pieces > 1 else 0
+        assert data == pytest.approx(4 * share * 8 * (1 - 1 / pieces), rel=1e-3)
+        assert traffic.traffic["replicas"].bytes == pytest.approx(share / pieces * 8 * (1 - 1 / replicas), rel=1e-3)
+        assert data + traffic.traffic["replicas"].bytes < cost.traffic["data"].bytes
+    main(["--model", "llama-3.1-8b", "--gpus", "12", "--replicas", "6", "--json", "--top", "100"])
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["ranked"]
+    assert all(parse_backend(each["spec"]).d % 6 == 0 for each in plan["ranked"])
+    assert plan["ranked"][0]["overrides"][-1] == "actor.replicas=6"
+    for words in (["--gpus", "12"], ["--layout", "fsdp:d12"]):
+        assert main(["--model", "llama-3.1-8b", *words, "--replicas", "5"]) == 2
+        assert (
+            "replicas=5 must divide the d12 of fsdp:d12; replicas of 1, 2, 3, 4, 6 or 12 fits"
+            in capsys.readouterr().err
+        )
+
+
+def test_experts_are_planned_as_often_as_e_allows() -> None:
+    """On 8 ranks in 4 replicas, of two ranks each: where e is more than 2 no two ranks hold all experts between them."""
+    shape, job = read_shape("qwen3-30b-a3b"), Job(4096, 4096, 1 << 17, "bfloat16", replicas=4)
+    experts, owns = shape.expert_layers * shape.experts * shape.expert, {}
+    for e in (1, 2, 4, 8):
+        spec = BackendSpec("archon", d=8, e=e)
+        [stage] = stages_of(shape, spec, job)
+        owns[e] = share_of(shape, spec, stage, job.replicas).own
+    dense = owns[8] - experts / 8
+    assert dense == pytest.approx((shape.parameters - experts) / 2, rel=1e-3)
+    for e, part in ((1, 1 / 2), (2, 1 / 2), (4, 1 / 4)):
+        assert owns[e] == pytest.approx(dense + experts * part, rel=1e-6)

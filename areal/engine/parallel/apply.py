@@ -24,12 +24,12 @@ from areal.engine.settings import EngineSettings
 
 def apply(net: Net, world: World, settings: EngineSettings) -> Passes:
     """Cut the net for this rank. Each step is the identity where its dimension is 1."""
-    experts = split_experts(net, world)
+    experts = split_experts(net, world, replicas=settings.replicas)
     if isinstance(net, ArchonNet):
         cut_tensor(net, world, sequence_parallel=settings.sequence_parallel)
         kind = context_kind(world.spec, net.config, settings.context_parallel)
         for stage in net.own_stages():
             stage.tokens = Tokens(world, kind, sequence_parallel=settings.sequence_parallel)
     checkpoint_activations(net, settings.gradient_checkpointing)
-    shard_over_data(net, world, experts, offload=settings.offload == "all")
+    shard_over_data(net, world, experts, replicas=settings.replicas, offload=settings.offload == "all")
     return Pipelined(net, world) if isinstance(net, ArchonNet) and world.size("p") > 1 else Straight(net)

@@ -1,6 +1,7 @@
 """The data dimension: parameters, gradients and optimizer state lie in pieces on the ranks of d and c (torch's FSDP2).
 
     shard_over_data(net, world, experts)         # in place; the identity where d and c are 1, but for experts
+    shard_over_data(net, world, replicas=2)      # each half of these ranks, neighbours, has all pieces; gradients are summed over both (HSDP)
     shard_over_data(net, world, offload=True)    # pieces, their gradients too, lie in host memory; what is computed with is gathered on the device
     packs = share(rows, ranks=4, rank=0, max_tokens=4096)  # this rank's micro-batches, as many on every rank
 
@@ -10,9 +11,10 @@ parameters, so all have the same number of micro-batches; who has fewer goes thr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -23,9 +25,11 @@ from areal.engine.parallel.world import World
 from areal.engine.rows import RowArrays
 
 
-def shard_over_data(net: Net, world: World, experts: DeviceMesh | None = None, *, offload: bool = False) -> None:
+def shard_over_data(
+    net: Net, world: World, experts: DeviceMesh | None = None, *, replicas: int = 1, offload: bool = False
+) -> None:
     """Wraps each layer, then the rest. Everything that is trained must be on its device, with offload in host memory. experts: their mesh, see
-    expert.py. offload: also where there is one piece, for which the world needs its mesh."""
+    expert.py. replicas: divides d. offload: also where there is one piece, for which the world needs its mesh."""
     if world.mesh is None:
         return
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -33,12 +37,25 @@ def shard_over_data(net: Net, world: World, experts: DeviceMesh | None = None, *
     apart = shard_experts(net, experts, policy, kept)
     if world.size("d") * world.size("c") > 1 or offload:
         mesh = world.mesh["d", "c"]._flatten("fsdp")
+        if replicas > 1:
+            mesh = mesh._unflatten(0, (replicas, mesh.size() // replicas), ("replicas", "pieces"))
         for module in (*net.layers(), *net.roots()):
             fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=kept, ignored_params=apart)
-    for module in net.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+    for wrapped in in_pieces(net):
+        wrapped.set_gradient_divide_factor(1.0)
+        wrapped.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+
+
+def in_pieces(module: nn.Module) -> list[FSDPModule]:
+    """What of it was wrapped."""
+    return [each for each in module.modules() if isinstance(each, FSDPModule)]
+
+
+def sum_over_replicas(wrapped: Iterable[FSDPModule], *, now: bool) -> None:
+    """Whether the next backward pass sums over the replicas all gradients since the last sum, or keeps those of each replica, in float32. Once per
+    optimizer step is enough, and that with its last micro-batch."""
+    for module in wrapped:
+        module.set_requires_all_reduce(now, recurse=False)
 
 
 def share(rows: Sequence[RowArrays], *, ranks: int, rank: int, max_tokens: int) -> list[PackedBatch]:

@@ -13,7 +13,7 @@ from math import gcd
 from pathlib import Path
 
 from areal.base.errors import ConfigError
-from areal.config.backend_spec import BackendSpec, divisors, listed, parse_backend
+from areal.config.backend_spec import BackendSpec, divisors, listed, parse_backend, wrong_replicas
 from areal.config.engine import ContextKind
 from areal.engine.settings import EngineSettings
 from areal.models.dense_config import DenseConfig, read_config
@@ -42,8 +42,10 @@ def check_fits(
 
 
 def check_layout(settings: EngineSettings) -> None:
-    """Raises ConfigError where the layout does not fit the model of the folder. `fsdp` fits any."""
+    """Raises ConfigError where the layout does not fit the model of the folder. `fsdp` fits any; replicas must fit both."""
     spec = parse_backend(settings.backend)
+    if wrong := wrong_replicas(spec, settings.replicas):
+        raise ConfigError(wrong)
     if spec.name == "archon":
         check_fits(
             spec,

@@ -3,17 +3,19 @@
     mesh = split_experts(net, world)             # in place, before the other cuts; None where nothing is left to shard
     apart = shard_experts(net, mesh, policy)     # last but for the data dimension, which leaves these parameters alone
 
-The ranks of one pipeline stage (d * c * t, tensor peers next to each other) are counted anew as efsdp * e * et. Every one of them has tokens of its own: other
+The ranks of one pipeline stage (d * c * t, tensor peers next to each other) are counted anew as ereplicas * efsdp * e * et. Every one of them has tokens of its own: other
 rows (d), another stretch of the context (c), another part of it between the maps (t, sequence parallel). It routes these itself and sends each token's hidden state
 to the e-th part of the experts that it chose (all-to-all with uneven splits, counts first), or, where a single expert is cut into et
 parts along its inner width, to all parts, whose results it adds up. The same experts lie on efsdp ranks, in pieces between uses (FSDP2 on their own mesh),
-so their gradients are complete and lie in pieces, as all others do. No rank can do without another: a rank without tokens sends and receives
+so their gradients are complete and lie in pieces, as all others do. Where the net is held whole several times, so are they: ereplicas of the ranks that
+have the same experts hold all pieces of them, as many as the replicas allow (1 where e spreads them over all). No rank can do without another: a rank without tokens sends and receives
 nothing, yet takes part, forward and backward. e is innermost but for et, so that tokens stay within a host as long as can be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import gcd
 from typing import Any
 
 import torch
@@ -29,12 +31,14 @@ from areal.engine.parallel.world import World, local
 from areal.models.experts import Experts, Routing, SparseMlp
 
 
-def split_experts(net: Net, world: World) -> DeviceMesh | None:
-    """Every rank has the whole parameters, on their device; the layout fits. Returns the mesh (efsdp, e, et)."""
+def split_experts(net: Net, world: World, *, replicas: int = 1) -> DeviceMesh | None:
+    """Every rank has the whole parameters, on their device; the layout fits. Returns the mesh (ereplicas, efsdp, e, et)."""
     if world.mesh is None or world.spec.stage_size == 1 or not (isinstance(net, ArchonNet) and net.config.experts):
         return None
     spec, stage = world.spec, world.mesh["d", "c", "t"]._flatten("stage")
-    mesh = stage._unflatten(0, (spec.stage_size // (spec.e * spec.et), spec.e, spec.et), ("efsdp", "e", "et"))
+    same = spec.stage_size // (spec.e * spec.et)
+    whole = gcd(same, replicas)
+    mesh = stage._unflatten(0, (whole, same // whole, spec.e, spec.et), ("ereplicas", "efsdp", "e", "et"))
     together = mesh["e", "et"]._flatten("experts").get_group() if spec.e * spec.et > 1 else None
     for layer in _sparse_layers(net):
         if together is not None:
@@ -52,12 +56,11 @@ def shard_experts(
     if mesh is None:
         return set()
     apart: set[nn.Parameter] = set()
+    over = mesh["ereplicas", "efsdp"] if mesh["ereplicas"].size() > 1 else mesh["efsdp"]
     for layer in _sparse_layers(net):
-        if mesh["efsdp"].size() > 1 or isinstance(kept, CPUOffloadPolicy):
+        if over.size() > 1 or isinstance(kept, CPUOffloadPolicy):
             place = _even(layer.experts, mesh["efsdp"].size())
-            fully_shard(
-                layer.experts, mesh=mesh["efsdp"], mp_policy=policy, offload_policy=kept, shard_placement_fn=place
-            )
+            fully_shard(layer.experts, mesh=over, mp_policy=policy, offload_policy=kept, shard_placement_fn=place)
         apart.update(layer.experts.parameters())
     return apart
 

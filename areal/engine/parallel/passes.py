@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from areal.engine.batch import PackedBatch
 from areal.engine.net import Net
+from areal.engine.parallel.data import in_pieces, sum_over_replicas
 
 Loss = Callable[[PackedBatch, Tensor, Tensor], Tensor]
 """(micro-batch, outputs [m] with gradient, entropies [m]) -> the scalar to go backward from."""
@@ -42,9 +43,11 @@ class Straight:
 
     def __init__(self, net: Net) -> None:
         self._net = net
+        self._wrapped = in_pieces(net)
 
     def train(self, packs: Sequence[PackedBatch], loss: Loss) -> None:
-        for packed in packs:
+        for number, packed in enumerate(packs, 1):
+            sum_over_replicas(self._wrapped, now=number == len(packs))
             outputs, entropy = self._net(packed)
             loss(packed, outputs, entropy).backward()  # type: ignore[no-untyped-call]
         complete_gradients(self._net)

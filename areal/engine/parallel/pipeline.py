@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from areal.engine.archon import ArchonNet, Stage
 from areal.engine.batch import PackedBatch, empty_batch
+from areal.engine.parallel.data import in_pieces, sum_over_replicas
 from areal.engine.parallel.passes import Loss, complete_gradients
 from areal.engine.parallel.schedule import Forward, schedule
 from areal.engine.parallel.world import AXES, World, local
@@ -63,6 +64,7 @@ class Pipelined:
     def __init__(self, net: ArchonNet, world: World) -> None:
         self._net = net
         self._stages = net.own_stages()
+        self._wrapped = [in_pieces(stage) for stage in self._stages]
         self._rank, self._ranks = world.index("p"), world.size("p")
         sizes = tuple(getattr(world.spec, axis) for axis in AXES)
         before, after = (self._rank - 1) % self._ranks, (self._rank + 1) % self._ranks
@@ -86,6 +88,7 @@ class Pipelined:
                 inside[key] = (arrived, left)
             else:
                 arrived, left = inside.pop(key)
+                sum_over_replicas(self._wrapped[step.chunk], now=step.micro_batch == len(packs) - 1)
                 grad = None if stage.last else self._back.receive(torch.empty_like(left))
                 torch.autograd.backward(left, grad)
                 if arrived is not None:

@@ -19,7 +19,7 @@ from typing import get_args
 from rich.console import Console
 
 from areal.base.errors import ArealError, ConfigError
-from areal.config.backend_spec import MOST_PROCESSES, parse_backend
+from areal.config.backend_spec import MOST_PROCESSES, BackendSpec, parse_backend, wrong_replicas
 from areal.config.engine import Dtype, Offload
 from areal.tools.plan.devices import DEVICES, device_named
 from areal.tools.plan.layout import Checkpointing, Job, reasons
@@ -53,6 +53,8 @@ def _planned(options: argparse.Namespace) -> Plan:
     if options.layout is None:
         if options.gpus is None:
             raise ConfigError("--gpus N or --layout SPEC is needed: on how many devices, or in which layout?")
+        if said := wrong_replicas(BackendSpec("fsdp", d=options.gpus), job.replicas):
+            raise ConfigError(f"--gpus {options.gpus}: {said}")
         return plan_for(shape, options.gpus, device_named(options.gpu, options.gpus), job)
     spec = parse_backend(options.layout, "train")
     if wrong := reasons(spec, shape, job):
@@ -71,6 +73,7 @@ def _job(options: argparse.Namespace) -> Job:
         ("sequence", 2, 1 << 24),
         ("batch_tokens", 1, 1 << 34),
         ("lora_rank", 1, 1 << 16),
+        ("replicas", 1, MOST_PROCESSES),
         ("top", 1, 10_000),
     ):
         value = getattr(options, name)
@@ -86,6 +89,7 @@ def _job(options: argparse.Namespace) -> Job:
         options.checkpointing,
         options.lora_rank or 0,
         options.offload,
+        options.replicas,
     )
 
 
@@ -113,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "--lora-rank", type=int, metavar="R", help="actor.lora.rank, on all linear maps (all is trained)"
     )
     parser.add_argument("--offload", choices=get_args(Offload), default="none", help="actor.offload (none)")
+    parser.add_argument("--replicas", type=int, default=1, metavar="R", help="actor.replicas (1)")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="layouts to list (5)")
     parser.add_argument("--json", action="store_true", help="the same as one JSON object")
     return parser

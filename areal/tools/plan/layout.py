@@ -16,7 +16,7 @@ from math import gcd
 from typing import Literal
 
 from areal.base.errors import ConfigError
-from areal.config.backend_spec import BackendSpec, divisors
+from areal.config.backend_spec import BackendSpec, divisors, wrong_replicas
 from areal.config.engine import Offload
 from areal.engine.parallel.dims import check_fits, context_kind
 from areal.tools.plan.shape import Shape
@@ -29,7 +29,8 @@ LEAST_TOKENS = 64
 @dataclass(frozen=True, slots=True)
 class Job:
     """What is trained with. tokens_per_mb: forwarded tokens of a micro-batch; sequence: of the longest row; batch_tokens: of an optimizer step.
-    checkpointing None: whatever is fastest of what fits. lora_rank: of adapters on all linear maps but experts, 0 where all is trained."""
+    checkpointing None: whatever is fastest of what fits. lora_rank: of adapters on all linear maps but experts, 0 where all is trained. replicas: how
+    often the net is held whole."""
 
     tokens_per_mb: int
     sequence: int
@@ -38,6 +39,7 @@ class Job:
     checkpointing: Checkpointing | None = None
     lora_rank: int = 0
     offload: Offload = "none"
+    replicas: int = 1
 
     @property
     def width(self) -> int:
@@ -60,6 +62,8 @@ def reasons(spec: BackendSpec, shape: Shape, job: Job | None = None) -> list[str
     wrong = _cut_wrongly(spec, shape)
     if job is not None and job.lora_rank and spec.name != "fsdp":
         wrong.append(f"{spec.name} has no adapters; fsdp:d{spec.size} fits --lora-rank")
+    if job is not None and (said := wrong_replicas(spec, job.replicas)):
+        wrong.append(said)
     return wrong
 
 
@@ -69,9 +73,9 @@ def expert_sizes(shape: Shape, ranks: int) -> list[int]:
 
 
 def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[BackendSpec]:
-    """Every layout of just so many devices. node: devices of one, which t never exceeds."""
+    """Every layout of just so many devices whose d the job's replicas divide. node: devices of one, which t never exceeds."""
     sizes = tensor_sizes(shape)
-    if not shape.experts or job.lora_rank or not sizes:
+    if (not shape.experts or job.lora_rank or not sizes) and gpus % job.replicas == 0:
         yield BackendSpec("fsdp", d=gpus)
     if job.lora_rank:
         return
@@ -85,6 +89,8 @@ def layouts(shape: Shape, gpus: int, job: Job, *, node: int) -> Iterator[Backend
                 if c > 1 and job.packed_tokens // c < LEAST_TOKENS:
                     break
                 d = gpus // (t * p * c)
+                if d % job.replicas:
+                    continue
                 for e in expert_sizes(shape, d * c * t):
                     if (t, p, c) != (1, 1, 1) or shape.experts:
                         yield BackendSpec("archon", d=d, t=t, p=p, c=c, e=e)

@@ -13,6 +13,7 @@ because those import torch; a test holds them together).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import gcd
 
 from areal.config.backend_spec import BackendSpec
 from areal.engine.parallel.schedule import stage_layers
@@ -90,9 +91,15 @@ def kinds_of(stages: list[Stage]) -> list[Stage]:
     return list({(each.layers, each.first, each.last): each for each in reversed(stages)}.values())
 
 
-def share_of(shape: Shape, spec: BackendSpec, stage: Stage) -> Share:
-    """FSDP cuts over d * c; experts over those of d, c and t that have the same ones."""
-    shards, copies = spec.d * spec.c, spec.stage_size // (spec.e * spec.et)
+def pieces_of(spec: BackendSpec, replicas: int) -> tuple[int, int]:
+    """Ranks over which FSDP cuts: d * c by the replicas; for experts those of d, c and t that have the same ones, by as many replicas as fit them."""
+    same = spec.stage_size // (spec.e * spec.et)
+    return spec.d * spec.c // replicas, same // gcd(same, replicas)
+
+
+def share_of(shape: Shape, spec: BackendSpec, stage: Stage, replicas: int = 1) -> Share:
+    """What is cut by t, e and then by FSDP."""
+    shards, copies = pieces_of(spec, replicas)
     split = shape.attention // spec.t + shape.norms
     dense = split + shape.mlp // spec.t
     experts = shape.experts // spec.e * shape.expert // spec.et if shape.experts else 0
@@ -180,7 +187,7 @@ def micro_batches(spec: BackendSpec, job: Job) -> int:
 def _stage(
     shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpointing: Checkpointing, stage: Stage
 ) -> Memory:
-    share, sparse, last = share_of(shape, spec, stage), stage.sparse, stage.last
+    share, sparse, last = share_of(shape, spec, stage, job.replicas), stage.sparse, stage.last
     dense = kept_activations(shape, spec, job, device, checkpointing, experts=False) if sparse < stage.layers else 0
     expert = kept_activations(shape, spec, job, device, checkpointing, experts=True) if sparse else 0
     activations = stage.in_flight * ((stage.layers - sparse) * dense + sparse * expert)
@@ -201,9 +208,9 @@ def _stage(
         activations, logits, moment = activations + again, in_layer - again, "while a layer is computed again"
     b = job.width
     weights = share.own * b + (trained * b if job.lora_rank else 0)
-    gradients = trained * b
+    gradients = trained * (4 if job.replicas > 1 else b)  # not yet summed over the replicas, they are float32
     # Under FSDP parameters are gathered twice and whole gradients made once, layer by layer.
-    passing = 3 * share.whole * b if device.one_heap and share.own < share.whole else 0
+    passing = 3 * share.whole * b if device.one_heap and _is_gathered(share, job) else 0
     backward = Memory(
         weights=weights,
         gradients=gradients,
@@ -234,7 +241,7 @@ def _stage(
 
 def _trained(shape: Shape, spec: BackendSpec, job: Job, share: Share) -> int:
     """Parameters of this rank that have gradients and moments."""
-    return _up(shape.adapters(job.lora_rank), spec.d * spec.c) if job.lora_rank else share.own
+    return _up(shape.adapters(job.lora_rank), pieces_of(spec, job.replicas)[0]) if job.lora_rank else share.own
 
 
 def _offloaded(memory: Memory, job: Job, device: Device, trained: int) -> Memory:
@@ -248,9 +255,10 @@ def _offloaded(memory: Memory, job: Job, device: Device, trained: int) -> Memory
         copies = memory.gradients if job.width == 4 else trained * 4
         kept = trained * job.width if memory.moment == "at the optimizer's update" else memory.gradients
         return replace(memory, optimizer=0, gradients=kept, host=memory.optimizer + masters + copies)
-    return replace(
-        memory, weights=0, gradients=0, optimizer=0, host=memory.weights + memory.gradients + memory.optimizer
-    )
+    stay = job.replicas > 1 and memory.moment != "at the optimizer's update"  # until they are summed over the replicas
+    gradients = memory.gradients if stay else 0
+    host = memory.weights + memory.gradients + memory.optimizer
+    return replace(memory, weights=0, gradients=gradients, optimizer=0, host=host)
 
 
 def _logits(shape: Shape, spec: BackendSpec, job: Job) -> int:
@@ -271,10 +279,15 @@ def _layer_backward(shape: Shape, spec: BackendSpec, job: Job) -> int:
     return n * (3 * inner + 2 * shape.hidden) * job.width
 
 
+def _is_gathered(share: Share, job: Job) -> bool:
+    """Whether FSDP makes copies of what it computes with: also of pieces that are all, where each rank holds a replica."""
+    return share.own < share.whole or job.replicas > 1
+
+
 def _gathered(share: Share, spec: BackendSpec, job: Job) -> int:
     """FSDP: embedding and head stay gathered from the first layer to the last, layers come one by one with the next one on its way; in the
     backward pass one layer's gradients, and their float32 copies, wait for being summed."""
-    if share.own == share.whole and job.offload != "all":
+    if not _is_gathered(share, job) and job.offload != "all":
         return 0
     if job.lora_rank:  # the gradients of adapters are small
         return share.root * job.width + share.layer * 2 * job.width

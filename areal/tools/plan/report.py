@@ -79,6 +79,7 @@ def overrides(plan: Plan, candidate: Candidate) -> list[str]:
         f"actor.gradient_checkpointing={candidate.checkpointing}",
         *([f"actor.lora.rank={plan.job.lora_rank}"] if plan.job.lora_rank else []),
         *([f"actor.offload={plan.job.offload}"] if plan.job.offload != "none" else []),
+        *([f"actor.replicas={plan.job.replicas}"] if plan.job.replicas > 1 else []),
     ]
 
 

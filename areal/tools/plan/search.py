@@ -101,6 +101,8 @@ def _smaller(job: Job) -> Iterator[tuple[str, Job]]:
     """Jobs that need less on the same devices, with the option that asks for them."""
     if job.checkpointing not in (None, "full"):
         yield "--checkpointing full", replace(job, checkpointing="full")
+    if job.replicas > 1:
+        yield "--replicas 1", replace(job, replicas=1)
     if job.dtype == "float32":
         yield "--dtype bfloat16", replace(job, dtype="bfloat16")
     tokens = job.packed_tokens // 2

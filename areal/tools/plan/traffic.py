@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from areal.config.backend_spec import BackendSpec
 from areal.tools.plan.devices import Device
 from areal.tools.plan.layout import Checkpointing, Job, exchanges_heads
-from areal.tools.plan.memory import Stage, kinds_of, layer_activations, mask_numbers, micro_batches, share_of, stages_of
+from areal.tools.plan.memory import (
+    Stage,
+    kinds_of,
+    layer_activations,
+    mask_numbers,
+    micro_batches,
+    pieces_of,
+    share_of,
+    stages_of,
+)
 from areal.tools.plan.shape import Shape
 
 PRODUCTS = 0.5
@@ -58,6 +67,7 @@ def step_cost(shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpo
     tokens = min(job.packed_tokens, max(job.sequence, -(-job.batch_tokens // (spec.d * count))))
     compute = max(_compute(shape, spec, job, device, checkpointing, tokens, stage) for stage in stages)
     data = max((_data(shape, spec, job, device, stage) for stage in stages), key=lambda each: each.seconds)
+    sums = max((_replicas(shape, spec, job, device, stage) for stage in stages), key=lambda each: each.seconds)
     exposed = {
         "tensor": _tensor(shape, spec, job, device, checkpointing, tokens),
         "context": _context(shape, spec, job, device, checkpointing, tokens),
@@ -65,29 +75,34 @@ def step_cost(shape: Shape, spec: BackendSpec, job: Job, device: Device, checkpo
         "pipeline": _pipeline(shape, spec, job, device, tokens),
     }
     held_up = sum(each.seconds for each in exposed.values())
-    share = max((share_of(shape, spec, stage) for stage in stages), key=lambda each: each.own)
+    share = max((share_of(shape, spec, stage, job.replicas) for stage in stages), key=lambda each: each.own)
     # Moments, masters, gradients and parameters are read and written once.
-    trained = -(-shape.adapters(job.lora_rank) // (spec.d * spec.c)) if job.lora_rank else share.own
+    trained = -(-shape.adapters(job.lora_rank) // pieces_of(spec, job.replicas)[0]) if job.lora_rank else share.own
     optimizer = trained * (28 if job.width == 4 else 36) / device.hbm
     if job.offload != "none" and device.name != "cpu":
         optimizer = trained * ((28 if job.width == 4 else 36) / HOST_MEMORY + 2 * job.width / HOST_LINK)
     if job.offload == "all" and device.name != "cpu":  # twice to the device, gradients back
         data = Traffic(data.bytes, data.seconds + (2 * share.own + trained) * job.width / HOST_LINK)
     waiting = max(0.0, data.seconds - compute)
+    last = max(0.0, data.seconds + sums.seconds - compute) - waiting  # more than the others, for the sums over replicas
     each_mb = compute + held_up + waiting
     bubble = (spec.p - 1) * each_mb
-    seconds = count * each_mb + bubble + optimizer
+    seconds = count * each_mb + last + bubble + optimizer
     useful = (2 if job.lora_rank else 3) * job.batch_tokens * _forward_flops(shape, job)
     return Cost(
         seconds=seconds,
         compute=count * compute,
-        exposed=count * (held_up + waiting),
+        exposed=count * (held_up + waiting) + last,
         bubble=bubble,
         optimizer=optimizer,
         micro_batches=count,
         traffic={
-            name: Traffic(count * each.bytes, count * each.seconds)
-            for name, each in {"data": data, **exposed}.items()
+            name: Traffic(times * each.bytes, times * each.seconds)
+            for name, each, times in (
+                ("data", data, count),
+                ("replicas", sums, 1),
+                *((name, each, count) for name, each in exposed.items()),
+            )
             if each.bytes
         },
         mfu=useful / (seconds * spec.size * device.flops(job.dtype)),
@@ -123,13 +138,30 @@ def _data(shape: Shape, spec: BackendSpec, job: Job, device: Device, stage: Stag
     """FSDP, per micro-batch: parameters gathered for the forward and again for the backward pass, gradients summed in float32 (those of adapters
     are too few to count)."""
     each = 2 * job.width + (0 if job.lora_rank else 4)
-    experts = stage.sparse * (shape.experts // spec.e) * shape.expert // spec.et
-    dense = share_of(shape, spec, stage).whole - experts
+    dense, experts = _gathered_parameters(shape, spec, stage)
+    pieces, copies = pieces_of(spec, job.replicas)
     calls = 3 * stage.layers
-    found = _ring(dense * each, spec.d * spec.c, spec.t, device, calls=calls)
-    parts = spec.e * spec.et
-    more = _ring(experts * each, spec.stage_size // parts, parts, device, calls=calls)
+    found = _ring(dense * each, pieces, spec.t, device, calls=calls)
+    more = _ring(experts * each, copies, spec.e * spec.et, device, calls=calls)
     return Traffic(found.bytes + more.bytes, found.seconds + more.seconds)
+
+
+def _replicas(shape: Shape, spec: BackendSpec, job: Job, device: Device, stage: Stage) -> Traffic:
+    """With the last micro-batch: each rank's pieces of the gradients summed over the replicas in float32, by scattering and gathering them."""
+    if job.lora_rank:
+        return Traffic(0, 0.0)
+    dense, experts = _gathered_parameters(shape, spec, stage)
+    pieces, copies = pieces_of(spec, job.replicas)
+    calls, parts = 2 * stage.layers, spec.e * spec.et
+    found = _ring(dense / pieces * 8, job.replicas, spec.t * pieces, device, calls=calls)
+    more = _ring(experts / copies * 8, spec.stage_size // parts // copies, parts * copies, device, calls=calls)
+    return Traffic(found.bytes + more.bytes, found.seconds + more.seconds)
+
+
+def _gathered_parameters(shape: Shape, spec: BackendSpec, stage: Stage) -> tuple[int, int]:
+    """Of a rank's tensor and expert share: outside of experts, and inside."""
+    experts = stage.sparse * (shape.experts // spec.e) * shape.expert // spec.et
+    return share_of(shape, spec, stage).whole - experts, experts
 
 
 def _tensor(

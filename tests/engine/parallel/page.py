@@ -66,8 +66,9 @@ class Page:
         self._writing = writing
         self._path = path
 
-    def saw(self, net: str, backend: str, processes: int, apart: Apart) -> None:
-        head = f"| {net} | `{backend}` | {processes} |"
+    def saw(self, net: str, backend: str, processes: int, apart: Apart, *, replicas: int = 1) -> None:
+        layout = f"`{backend}`" if replicas == 1 else f"`{backend}`, {replicas} replicas"
+        head = f"| {net} | {layout} | {processes} |"
         if self._writing:
             self._write(head, f"{head} {apart.loss:.0e} | {apart.gradient:.0e} | {apart.weights:.0e} |\n")
         else:

@@ -38,6 +38,7 @@ from areal.config.backend_spec import parse_backend
 from areal.engine.archon import ArchonNet
 from areal.engine.commands import Row
 from areal.engine.engine import TrainEngine
+from areal.engine.parallel.data import in_pieces
 from areal.engine.parallel.gather import whole
 from areal.engine.parallel.world import World, local
 from areal.engine.settings import EngineSettings
@@ -206,11 +207,20 @@ def _an_adapter_of_its_own(engine: TrainEngine) -> None:
             local(tensor).mul_(1.5)
 
 
+def _replicas_apart(engine: TrainEngine) -> None:
+    """Gradients are summed within each replica, and then over that one alone."""
+    groups = [dist.new_group([rank]) for rank in range(engine.world.spec.size)]
+    for module in in_pieces(engine.policy):
+        for each in module._get_fsdp_state()._fsdp_param_groups:
+            each.mesh_info.replicate_process_group = groups[engine.world.rank]
+
+
 FAULTS: dict[str, Callable[[TrainEngine], None]] = {
     "tied_ends_apart": _tied_ends_apart,
     "norms_of_heads_alone": _norms_of_heads_alone,
     "keys_of_others_alone": _keys_of_others_alone,
     "an_adapter_of_its_own": _an_adapter_of_its_own,
+    "replicas_apart": _replicas_apart,
     **EXPERT_FAULTS,
 }
 """name -> what to break in an engine; each must make the twins differ. Dimensions add theirs."""

@@ -8,7 +8,8 @@ import pytest
 
 from areal.base.errors import ConfigError
 from areal.config.backend_spec import parse_backend
-from areal.engine.parallel.dims import check_fits, context_kind
+from areal.engine.parallel.dims import check_fits, check_layout, context_kind
+from areal.engine.settings import EngineSettings
 from areal.models.dense_config import DenseConfig, Rope
 
 SMOLLM2 = DenseConfig(
@@ -58,6 +59,16 @@ def test_a_vocabulary_need_not_be_divisible_but_go_round() -> None:
         check_fits(parse_backend("archon:t4"), replace(eight, vocab_size=9))
     with pytest.raises(ConfigError, match=r"t5 must divide .*; t of 1 or 2 fits"):
         check_fits(parse_backend("archon:t5"), replace(eight, vocab_size=9))
+
+
+@pytest.mark.parametrize("backend", ["fsdp:d6", "archon:d6t2"])
+def test_replicas_divide_d(backend: str) -> None:
+    facts = {"backend": backend, "model_dir": "", "algorithm": "grpo", "threads": 1, "total_steps": 1}
+    with pytest.raises(
+        ConfigError, match=rf"replicas=4 must divide the d6 of {backend}.*; replicas of 1, 2, 3 or 6 fits"
+    ):
+        check_layout(EngineSettings.model_validate(facts | {"replicas": 4}))
+    check_layout(EngineSettings.model_validate(facts | {"backend": "fsdp:d6", "replicas": 3}))
 
 
 def test_ulysses_needs_heads_for_every_rank() -> None:

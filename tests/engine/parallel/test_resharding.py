@@ -48,9 +48,22 @@ def _state(folder: Path) -> dict[str, Tensor]:
     return state | load_file(folder / "model.safetensors")
 
 
-def _goes_on(pool: Pool, saved: str, resumed: str, model: Path, rows: list[Row], tmp: Path, **settings: object) -> None:
-    """Saved after two steps; what another layout takes over is that to the bit, and its third step is that of a run without a break."""
-    settings = {"optimizer": {"lr": 1e-3, "gradient_clipping": 0.5}, **settings}
+def _goes_on(
+    pool: Pool,
+    saved: str,
+    resumed: str,
+    model: Path,
+    rows: list[Row],
+    tmp: Path,
+    *,
+    replicas: tuple[int, int] = (1, 1),
+    **changes: object,
+) -> None:
+    """Saved after two steps; what another layout takes over is that to the bit, and its third step is that of a run without a break.
+    replicas: of the one and of the other."""
+    settings, other = (
+        {"optimizer": {"lr": 1e-3, "gradient_clipping": 0.5}, "replicas": number, **changes} for number in replicas
+    )
     first, again = tmp / "step-000002", tmp / "again"
     straight = _run(pool, Case(saved, str(model), rows, steps=3, settings=settings))
     _run(pool, Case(saved, str(model), rows, steps=2, settings=settings, saved_to=str(first)))
@@ -58,17 +71,17 @@ def _goes_on(pool: Pool, saved: str, resumed: str, model: Path, rows: list[Row],
     mark = read_mark(first)
     assert not list(first.glob(".weights*"))
     assert sum(name.startswith("recovery/pieces-") for name in mark.files) >= 1
-    taken = Case(resumed, str(model), rows, steps=0, settings=settings, restored_from=str(first), saved_to=str(again))
+    taken = Case(resumed, str(model), rows, steps=0, settings=other, restored_from=str(first), saved_to=str(again))
     _run(pool, taken)
     ours, theirs = _state(first), _state(again)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
-    after = _run(pool, Case(resumed, str(model), rows, steps=1, settings=settings, restored_from=str(first)))
+    after = _run(pool, Case(resumed, str(model), rows, steps=1, settings=other, restored_from=str(first)))
     assert after.weights.keys() == straight.weights.keys()
     assert after.replicas_equal
     for name, tensor in after.weights.items():
-        if saved == resumed:
+        if saved == resumed and settings == other:
             assert torch.equal(tensor, straight.weights[name]), name
         else:
             assert apart(tensor, straight.weights[name]) <= (1e-6 if tensor.dtype == torch.float32 else 1e-2), name
@@ -105,6 +118,27 @@ def test_a_checkpoint_is_gone_on_from_in_another_layout(
     pool: Pool, tiny_dir: Path, group_rows: GroupRows, tmp_path: Path, saved: str, resumed: str
 ) -> None:
     _goes_on(pool, saved, resumed, tiny_dir, group_rows(groups=3), tmp_path)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("saved", "resumed", "replicas"),
+    [
+        ("archon:d2t2", "fsdp:d2", (2, 1)),
+        ("fsdp:d2", "archon:d2t2", (1, 2)),
+        ("fsdp:d4", "fsdp:d4", (2, 2)),
+    ],
+)
+def test_replicas_come_and_go(
+    pool: Pool,
+    tiny_dir: Path,
+    group_rows: GroupRows,
+    tmp_path: Path,
+    saved: str,
+    resumed: str,
+    replicas: tuple[int, int],
+) -> None:
+    _goes_on(pool, saved, resumed, tiny_dir, group_rows(groups=3), tmp_path, replicas=replicas, dtype="bfloat16")
 
 
 @pytest.mark.heavy

@@ -32,6 +32,7 @@ DENSE = (
     "d2t2p2",
     "d2t2c2",
 )
+REPLICAS = (("dense", "fsdp:d4"), ("dense", "archon:d2c2"), ("experts", "archon:d4e2"), ("dense", "archon:d4t2"))
 EXPERTS = ("d2", "t2", "p2", "c2", "d2e2", "t2e2", "c2e2", "d2t2", "d2p2e2", "d2t2e2", "d2c2e2", "t2p2e2", "t2p2c2e2")
 
 
@@ -54,20 +55,26 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Resu
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend"),
+    ("kind", "backend", "replicas"),
     [
-        ("dense", "fsdp:d2"),
-        ("experts", "fsdp:d2"),
-        *(("dense", f"archon:{layout}") for layout in DENSE),
-        *(("experts", f"archon:{layout}") for layout in EXPERTS),
+        ("dense", "fsdp:d2", 1),
+        ("experts", "fsdp:d2", 1),
+        *(("dense", f"archon:{layout}", 1) for layout in DENSE),
+        *(("experts", f"archon:{layout}", 1) for layout in EXPERTS),
+        *((*each, 2) for each in REPLICAS),
     ],
 )
 def test_a_layout_trains_as_one_process_does(
-    pool: Pool, nets: dict[str, tuple[Path, Result]], request: pytest.FixtureRequest, kind: str, backend: str
+    pool: Pool,
+    nets: dict[str, tuple[Path, Result]],
+    request: pytest.FixtureRequest,
+    kind: str,
+    backend: str,
+    replicas: int,
 ) -> None:
     folder, expected = nets[f"{kind} {parse_backend(backend).name}"]
-    apart = Apart.of(pool.run(twin_case(backend, folder)), expected)
+    apart = Apart.of(pool.run(twin_case(backend, folder, replicas=replicas)), expected)
     Page(writing=request.config.getoption("--write-parallel-page")).saw(
-        kind, backend, parse_backend(backend).size, apart
+        kind, backend, parse_backend(backend).size, apart, replicas=replicas
     )
     apart.check()
