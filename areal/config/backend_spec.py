@@ -25,7 +25,7 @@ Use = Literal["train", "rollout"]
 
 NAMES: dict[Use, tuple[str, ...]] = {"train": get_args(TrainBackend), "rollout": get_args(RolloutBackend)}
 DIMENSIONS: dict[str, str] = {
-    "fsdp": "d",
+    "fsdp": "dte",
     "archon": "dtpce",
     "native": "d",
     "scripted": "d",
@@ -67,7 +67,10 @@ class BackendSpec:
             data = self.stage_size // (self.et * self.e)
             attention, experts = f"d{self.d}t{self.t}p{self.p}c{self.c}", f"d{data}t{self.et}p{self.p}e{self.e}"
             return f"{self.name}:(attn:{attention}|ffn:{experts})"
-        return f"{self.name}:" + "".join(f"{letter}{getattr(self, letter)}" for letter in DIMENSIONS[self.name])
+        sizes = {letter: getattr(self, letter) for letter in DIMENSIONS[self.name]}
+        if self.name == "fsdp":
+            sizes = {letter: size for letter, size in sizes.items() if letter == "d" or size > 1}
+        return f"{self.name}:" + "".join(f"{letter}{size}" for letter, size in sizes.items())
 
 
 def parse_backend(text: str, use: Use | None = None) -> BackendSpec:
@@ -91,7 +94,7 @@ def parse_backend(text: str, use: Use | None = None) -> BackendSpec:
 
 def _in_halves(text: str, name: str, attention: str, experts: str) -> BackendSpec:
     """(attn:...|ffn:...). The second half's d follows from the rest, its p is the first's."""
-    if "e" not in DIMENSIONS[name]:
+    if name != "archon":
         raise ConfigError(f"{text!r}: only archon has experts by dimensions of their own; write {name}:{attention}")
     first = _bounded(text, BackendSpec(name, **_sizes(text, name, attention, "dtpc")))
     second = _sizes(text, name, experts, "dtpe")

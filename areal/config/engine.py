@@ -58,7 +58,7 @@ class ModelConfig(Section):
     path: str = ""
     """A folder with config.json and safetensors, a hub id, or the name of a bundled model (`smollm2-135m`)."""
     backend: str = "fsdp:d1"
-    """Engine and its dimensions: `fsdp:d<N>` or `archon:d…t…p…c…e…`."""
+    """Engine and its dimensions: `fsdp:d…t…e…` or `archon:d…t…p…c…e…`."""
     dtype: Dtype = "float32"
     """Of parameters and compute. bfloat16 halves memory; on CPUs without AMX it is slower."""
     replicas: int = Field(1, ge=1)

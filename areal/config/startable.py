@@ -100,19 +100,23 @@ def _cut_in_vain(config: RunConfig) -> list[str]:
     specs = {name: parse_backend(each.backend) for name, each in nets.items()}
     wrong = {name: wrong_replicas(specs[name], each.replicas) for name, each in nets.items()}
     found = [f"{name}.{said}" for name, said in wrong.items() if said]
+    cut = [spec for spec in specs.values() if spec.name == "archon"]
     for key, axis in (("pipeline_chunks", "p"), ("context_parallel", "c"), ("sequence_parallel", "t")):
         value = getattr(config.actor, key)
-        if value != ActorConfig.model_fields[key].default and all(getattr(spec, axis) == 1 for spec in specs.values()):
+        if value != ActorConfig.model_fields[key].default and all(getattr(spec, axis) == 1 for spec in cut):
             shown = str(value).lower()
-            found.append(f"actor.{key}={shown}: no net has {axis}; take it out, or set actor.backend=archon:{axis}2")
+            found.append(
+                f"actor.{key}={shown}: no archon: net has {axis}; take it out, or set actor.backend=archon:{axis}2"
+            )
     return found
 
 
 def _adapters_that_cannot_be(config: RunConfig) -> list[str]:
-    if config.actor.lora is None or parse_backend(config.actor.backend).name == "fsdp":
+    spec = parse_backend(config.actor.backend)
+    if config.actor.lora is None or (spec.name == "fsdp" and spec.t == spec.e == 1):
         return []
     return [
-        f"actor.lora: actor.backend={config.actor.backend} trains all weights and has no adapters; set actor.backend=fsdp:d1, or take the "
+        f"actor.lora: actor.backend={config.actor.backend} trains all weights and has no adapters; set actor.backend=fsdp:d{spec.size}, or take the "
         "section out"
     ]
 

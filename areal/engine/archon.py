@@ -4,7 +4,7 @@
     logprobs, entropy = net(packed)
 
 The same numbers as the same folder's model in transformers; unlike that it knows what a layer is made of, so tensor, pipeline, context and
-expert parallelism have their places. Neighbours: model.py (any other model, data parallelism only), parallel/apply.py (the cuts).
+expert parallelism have their places. Neighbours: model.py (any other model; planned.py has its cuts), parallel/apply.py (the cuts).
 """
 
 from __future__ import annotations

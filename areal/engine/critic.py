@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ class ValueNet(Net):
     def vocabulary(self) -> int:
         return self._vocabulary
 
+    @property
+    def transformer(self) -> Any:
+        """What transformers' plans are of."""
+        return self.body
+
     def forward(self, packed: PackedBatch | Tensor) -> tuple[Tensor, Tensor]:
         """Values [m], float32, and zeros [m]. Given the ids [n] of one sequence: values [n - 1] by the model's own way."""
         if isinstance(packed, Tensor):
@@ -64,12 +70,20 @@ class ValueNet(Net):
 
     def check(self) -> None:
         """Raises ConfigError where the packed path says something else than the model itself."""
-        weight = local(self.value_head.weight.detach())
-        weight.fill_(self.value_head.weight.shape[0] ** -0.5)  # a head that says something of every number
         exact = self.body.dtype == torch.float32
-        check_packed_path(self, self.body, self._files.folder, tolerance=1e-3 if exact else 0.5)
-        weight.zero_()
+        with self.speaking():
+            check_packed_path(self, self.body, self._files.folder, tolerance=1e-3 if exact else 0.5)
         self.body.train()
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Inside, the head says something of every number, and after it nothing again."""
+        weight = local(self.value_head.weight.detach())
+        weight.fill_(self.value_head.weight.shape[0] ** -0.5)
+        try:
+            yield
+        finally:
+            weight.zero_()
 
     def layers(self) -> list[nn.Module]:
         return list(self.body.layers)

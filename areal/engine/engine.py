@@ -44,6 +44,7 @@ from areal.engine.optimizer import Optimizer
 from areal.engine.parallel.apply import apply
 from areal.engine.parallel.data import share
 from areal.engine.parallel.gather import whole
+from areal.engine.parallel.planned import check_plan
 from areal.engine.parallel.world import CPU, World, local
 from areal.engine.random_state import PREFIX, random_state, restore_random_state, seed_generators
 from areal.engine.rows import RowArrays, decode_row
@@ -67,6 +68,8 @@ class TrainEngine:
         self._passes = apply(policy, self.world, settings)
         if any(parameter.is_meta for parameter in policy.parameters()):
             self._fill()
+            if settings.role != "frozen":
+                check_plan(policy, self.world, self._passes)
         self._balance = Balance(policy, self.world, aux_loss=settings.moe_aux_loss, bias_rate=settings.moe_bias_rate)
         self._algorithm = CRITIC if settings.role == "critic" else ALGORITHMS[settings.algorithm]
         self._drops_zero = self._algorithm.drop_zero and not settings.kl_ctl

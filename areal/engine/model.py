@@ -20,13 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from areal.algorithms.logprobs import token_logprobs
+from areal.algorithms.logprobs import Part, token_logprobs
 from areal.base.errors import ConfigError
 from areal.engine.batch import PackedBatch, QueryBlock
 from areal.engine.net import DTYPES, Net, attend_blocks, without_twins
 from areal.engine.parallel.pieces import fill, materialise
-from areal.engine.parallel.world import CPU, World
+from areal.engine.parallel.world import CPU, World, local
 from areal.engine.pretrained import ATTENTION, build, check_packed_path, longest_row, parts_in_folder, weight_files_of
 from areal.models.hf_names import Parts
 from areal.models.hf_weights import WeightFiles
@@ -42,10 +44,24 @@ class PolicyNet(Net):
         self.longest = longest_row(model.config.get_text_config())
         self._parts = parts
         self._files = files
+        self._rows: tuple[Part, DeviceMesh] | None = None
 
     @property
     def vocabulary(self) -> int:
-        return int(self._head.weight.shape[0])
+        return int(self.head.weight.shape[0])
+
+    @property
+    def transformer(self) -> Any:
+        """What transformers' plans are of."""
+        return self.model
+
+    @property
+    def head(self) -> Any:
+        return self.model.get_output_embeddings()
+
+    def cut_head(self, part: Part, mesh: DeviceMesh) -> None:
+        """Each rank of the mesh has some rows of the head."""
+        self._rows = (part, mesh)
 
     def forward(self, packed: PackedBatch | Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs [m] and entropies [m] of the packed predictions, float32. Given the ids [n] of one sequence: the model's own log-probs
@@ -55,8 +71,14 @@ class PolicyNet(Net):
             logprobs = logits.log_softmax(-1).gather(1, packed[1:, None])[:, 0]
             return logprobs, torch.zeros_like(logprobs)
         packed = packed.to(self.device)
-        sources, head = hidden_states(self.model.base_model, packed), self._head
-        return token_logprobs(sources, head.weight, packed.target, packed.temperature, bias=getattr(head, "bias", None))
+        sources, head, part = hidden_states(self.model.base_model, packed), self.head, None
+        if self._rows is not None:
+            part, mesh = self._rows
+            spread = DTensor.from_local(sources, mesh, [Replicate()], run_check=False)
+            sources = spread.to_local(grad_placements=[Partial()])  # each rank's rows say a part of it
+        weight, bias = local(head.weight), getattr(head, "bias", None)
+        bias = None if bias is None else local(bias)
+        return token_logprobs(sources, weight, packed.target, packed.temperature, bias=bias, part=part)
 
     def fill(self, device: torch.device) -> None:
         materialise(self, device)
@@ -65,13 +87,9 @@ class PolicyNet(Net):
 
     def check(self) -> None:
         """Raises ConfigError where the packed path says something else than the model itself."""
-        exact = self._head.weight.dtype == torch.float32
+        exact = self.head.weight.dtype == torch.float32
         check_packed_path(self, self.model, self._files.folder, tolerance=1e-3 if exact else 0.5)
         self.model.train()
-
-    @property
-    def _head(self) -> Any:
-        return self.model.get_output_embeddings()
 
     def layers(self) -> list[nn.Module]:
         return list(self.model.base_model.layers)

@@ -27,6 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from areal.base.errors import ConfigError
 from areal.engine.batch import pack
 from areal.engine.net import Net, without_twins
+from areal.engine.parallel.world import local
 from areal.engine.rows import RowArrays
 from areal.models.hf_names import Parts, part_shape
 from areal.models.hf_weights import WeightFiles
@@ -49,13 +50,19 @@ def build(folder: Path, dtype: torch.dtype) -> Any:
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the model in {folder}: {error}") from error
-    if any(p.ndim == 3 and any(size * p.itemsize % 16 for size in p.shape[1:]) for p in model.parameters()):
-        model.set_experts_implementation("eager")  # torch's grouped product takes rows of whole 16 bytes
+    keep_products_aligned(model)
     exact = [re.compile(pattern) for pattern in getattr(model, "_keep_in_fp32_modules_strict", None) or ()]
     for name, parameter in model.named_parameters():
         if any(pattern.search(name) for pattern in exact):
             parameter.data = parameter.data.float()
     return model.eval()
+
+
+def keep_products_aligned(model: Any) -> None:
+    """Torch's grouped product takes rows of whole 16 bytes; of experts that have others, what is here of each is computed by itself."""
+    held = [local(p) for p in model.parameters() if p.ndim == 3]
+    if any(size * p.itemsize % 16 for p in held for size in p.shape[1:]):
+        model.set_experts_implementation("eager")
 
 
 def parts_in_folder(model: Any) -> dict[str, Parts]:

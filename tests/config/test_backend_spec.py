@@ -13,6 +13,9 @@ from areal.config.backend_spec import DIMENSIONS, MOST_PROCESSES, NAMES, Backend
     [
         ("fsdp:d1", BackendSpec("fsdp"), 1, "fsdp:d1"),
         ("fsdp", BackendSpec("fsdp"), 1, "fsdp:d1"),
+        ("fsdp:t2", BackendSpec("fsdp", t=2), 2, "fsdp:d1t2"),
+        ("fsdp:d2t2e4", BackendSpec("fsdp", 2, 2, e=4), 4, "fsdp:d2t2e4"),
+        ("fsdp:d2t1e1", BackendSpec("fsdp", 2), 2, "fsdp:d2"),
         ("archon:d4t2p1c1e1", BackendSpec("archon", 4, 2), 8, "archon:d4t2p1c1e1"),
         ("archon:e2c2p2t2d2", BackendSpec("archon", 2, 2, 2, 2, 2), 16, "archon:d2t2p2c2e2"),
         (
@@ -36,7 +39,7 @@ def test_specs_are_parsed_and_formatted(text: str, spec: BackendSpec, size: int,
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":d1", "fsdp:", "fsdp:d", "fsdp:d0", "fsdp:d1d2", "fsdp:d1x", "fsdp:q2", "fsdp:t2", "hf:d1"]
+    "text", ["", ":d1", "fsdp:", "fsdp:d", "fsdp:d0", "fsdp:d1d2", "fsdp:d1x", "fsdp:q2", "fsdp:p2", "hf:d1"]
 )
 def test_a_wrong_spec_is_a_sentence(text: str) -> None:
     with pytest.raises(ConfigError) as wrong:
@@ -49,6 +52,8 @@ def test_a_wrong_spec_is_a_sentence(text: str) -> None:
     [
         ("archon:d2t2e3", "e of 1, 2 or 4 fits"),
         ("archon:e2", "e of 1 fits"),
+        ("fsdp:d4e3", "e of 1, 2 or 4 fits"),
+        ("fsdp:d2c2", "fsdp knows d, t, e only, not c; archon: has all"),
         ("archon:(attn:d4p2t2c2|ffn:d4p2t4e2)", "ffn:d2t4p2e2 fits"),
         ("archon:(attn:d4p2|ffn:d2p1e2)", "ffn:d2t1p2e2 fits"),
         ("archon:(attn:d2t2|ffn:t3e2)", "t \\* e of 1, 2 or 4 fits"),

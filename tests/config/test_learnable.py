@@ -203,5 +203,7 @@ def test_what_balances_experts_is_refused_where_nothing_would() -> None:
 
 def test_an_adapter_needs_the_engine_that_has_them() -> None:
     assert why_not(load("actor.lora.rank=8", "actor.backend=fsdp:d2", *GROUPED)) == []
+    [reason] = why_not(load("actor.lora.rank=8", "actor.backend=fsdp:d2t2", *GROUPED))
+    assert "actor.backend=fsdp:d2t2 trains all weights and has no adapters; set actor.backend=fsdp:d4" in reason
     [reason] = why_not(load("actor.lora.rank=8", "actor.backend=archon:t2", *GROUPED))
     assert reason.startswith("actor.lora: actor.backend=archon:t2 trains all weights and has no adapters; set")

@@ -124,6 +124,8 @@ def test_half_of_global_starts_a_step_where_no_trigger_is_named() -> None:
     config = resolve(None, ["train.global_batch_size=64"]).config
     assert (config.train_dataset.batch_size, config.train_dataset.max_batch_size) == (32, 64)
     assert resolve(None, ["train.engine=fsdp", "train.parallelism.dp=4"]).config.actor.backend == "fsdp:d4"
+    both = ["train.engine=fsdp", "train.parallelism.dp=2", "train.parallelism.tp=2"]
+    assert resolve(None, both).config.actor.backend == "fsdp:d2t2"
 
 
 def test_notes_say_what_wins_and_why_a_run_does_not_overlap(in_fixtures: Path) -> None:
@@ -145,7 +147,7 @@ def test_notes_say_what_wins_and_why_a_run_does_not_overlap(in_fixtures: Path) -
         (["train.parallelism.tp=two"], "train.parallelism.tp: two must be a whole number"),
         (["agent.framework=autogen"], "one of openclaw, langchain, claude_code or null"),
         (["train.engine=megatron"], "'megatron' is unknown"),
-        (["train.engine=fsdp"], "fsdp knows d only"),
+        (["train.engine=fsdp", "train.parallelism.pp=2"], "fsdp knows d, t, e only, not p"),
         (["train.max_steps=5", "total_train_steps=6"], "contradicts train.max_steps"),
         (["agent.gateway_config=nope.yaml"], "nope.yaml does not exist"),
         (["agent.gateway_config=configs/agent_async_train.yaml"], "holds api_gateway and model_routing only"),
@@ -252,8 +254,18 @@ def test_the_agent_file_of_this_repository_starts_and_its_token_stays_on_loopbac
             "max_batch_size=7: a step begins with train_dataset.batch_size=8",
         ),
         ((*ONLINE, "gconfig.n_samples=4", "rollout.agent.internal_token=tok-0815"), "is a task of its own"),
-        ((*ONLINE, "actor.context_parallel=ulysses"), "actor.context_parallel=ulysses: no net has c; take it out"),
-        ((*ONLINE, "actor.sequence_parallel=false"), "actor.sequence_parallel=false: no net has t; take it out"),
+        (
+            (*ONLINE, "actor.context_parallel=ulysses"),
+            "actor.context_parallel=ulysses: no archon: net has c; take it out",
+        ),
+        (
+            (*ONLINE, "actor.sequence_parallel=false", "actor.backend=fsdp:t2"),
+            "actor.sequence_parallel=false: no archon: net has t; take it out",
+        ),
+        (
+            (*ONLINE, "actor.sequence_parallel=false"),
+            "actor.sequence_parallel=false: no archon: net has t; take it out",
+        ),
         (
             (*ONLINE, "actor.backend=fsdp:d4", "actor.replicas=3"),
             "actor.replicas=3 must divide the d4 of fsdp:d4; replicas of 1, 2 or 4 fits",

@@ -42,7 +42,8 @@ def check_fits(
 
 
 def check_layout(settings: EngineSettings) -> None:
-    """Raises ConfigError where the layout does not fit the model of the folder. `fsdp` fits any; replicas must fit both."""
+    """Raises ConfigError where the layout does not fit the model of the folder. d of `fsdp` fits any; what t and e cut there, transformers' plan
+    says (planned.py). replicas must fit both."""
     spec = parse_backend(settings.backend)
     if wrong := wrong_replicas(spec, settings.replicas):
         raise ConfigError(wrong)

@@ -57,15 +57,15 @@ def shard_experts(
         return set()
     apart: set[nn.Parameter] = set()
     over = mesh["ereplicas", "efsdp"] if mesh["ereplicas"].size() > 1 else mesh["efsdp"]
-    for layer in _sparse_layers(net):
+    for experts in _experts_apart(net):
         if over.size() > 1 or isinstance(kept, CPUOffloadPolicy):
-            place = _even(layer.experts, mesh["efsdp"].size())
-            fully_shard(layer.experts, mesh=over, mp_policy=policy, offload_policy=kept, shard_placement_fn=place)
-        apart.update(layer.experts.parameters())
+            place = _even(experts, mesh["efsdp"].size())
+            fully_shard(experts, mesh=over, mp_policy=policy, offload_policy=kept, shard_placement_fn=place)
+        apart.update(experts.parameters())
     return apart
 
 
-def _even(experts: Experts, ranks: int) -> Callable[[nn.Parameter], Shard]:
+def _even(experts: nn.Module, ranks: int) -> Callable[[nn.Parameter], Shard]:
     """By whole experts where that gives every rank as many, else along the hidden size; where that does not go either, some have an expert less."""
 
     def place(parameter: nn.Parameter) -> Shard:
@@ -74,6 +74,13 @@ def _even(experts: Experts, ranks: int) -> Callable[[nn.Parameter], Shard]:
         return Shard(hidden if uneven else 0)
 
     return place
+
+
+def _experts_apart(net: Net) -> Iterator[nn.Module]:
+    """Our own, or those that planned.py put on several ranks."""
+    if isinstance(net, ArchonNet):
+        return (layer.experts for layer in _sparse_layers(net))
+    return (module for module in net.modules() if getattr(module, "_is_expert_parallel", False))
 
 
 def _sparse_layers(net: Net) -> Iterator[SparseMlp]:

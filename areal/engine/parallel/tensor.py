@@ -81,7 +81,7 @@ def _cut_ends(stage: Stage, mesh: DeviceMesh, between: Placement) -> None:
     if head is not None:
         weight = body.embed_tokens.weight if tied and body.embed_tokens is not None else _rows(head.weight, mesh)
         head.weight = nn.Parameter(weight) if not tied else weight
-        stage.part = _part(head.weight, mesh)
+        stage.part = part_of(head.weight, mesh)
     if body.norm is not None:
         if between.is_shard():
             _cut(body, mesh, {"norm": SequenceParallel(sequence_dim=0)})
@@ -102,7 +102,7 @@ class VocabularyEmbedding(nn.Embedding):
         """[n] -> [n, d], or of these this rank's tokens."""
         assert isinstance(self.weight, DTensor)
         rows = self.weight.to_local()
-        at = ids - _first_row(self.weight, self._mesh)
+        at = ids - first_row(self.weight, self._mesh)
         elsewhere = (at < 0) | (at >= len(rows))
         found = F.embedding(at.masked_fill(elsewhere, 0), rows).masked_fill(elsewhere[:, None], 0)
         return DTensor.from_local(found, self._mesh, [Partial()]).redistribute(placements=[self._between]).to_local()
@@ -113,11 +113,13 @@ def _rows(weight: Tensor, mesh: DeviceMesh) -> DTensor:
     return distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
 
 
-def _first_row(weight: DTensor, mesh: DeviceMesh) -> int:
+def first_row(weight: Tensor, mesh: DeviceMesh) -> int:
+    """Of those that this rank has of a weight [v, d]."""
     return mesh.get_local_rank() * -(-weight.shape[0] // mesh.size())
 
 
-def _part(weight: Tensor, mesh: DeviceMesh) -> Part:
+def part_of(weight: Tensor, mesh: DeviceMesh) -> Part:
+    """Of an output head of which each rank of the mesh has some rows."""
     assert isinstance(weight, DTensor)
     group = mesh.get_group()
 
@@ -128,7 +130,7 @@ def _part(weight: Tensor, mesh: DeviceMesh) -> Part:
 
         return reduce
 
-    return Part(_first_row(weight, mesh), reduced(dist.ReduceOp.MAX), reduced(dist.ReduceOp.SUM))
+    return Part(first_row(weight, mesh), reduced(dist.ReduceOp.MAX), reduced(dist.ReduceOp.SUM))
 
 
 def _all_tokens(mesh: DeviceMesh, between: Placement, *, summed: bool) -> Callable[[nn.Module, Any, Any], Tensor]:

@@ -53,6 +53,31 @@ def write_net(folder: Path, *, experts: bool) -> Path:
     return folder
 
 
+PLANNED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("Gemma", {}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+"""Families that archon does not know: what transformers calls them, and sizes beside those of the other nets."""
+
+
+def write_planned(folder: Path, net: str) -> Path:
+    """A random net of a family that is cut by transformers' plans."""
+    import transformers
+
+    torch.manual_seed(11)
+    kind, own = PLANNED[net]
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "head_dim": 8,
+        "num_hidden_layers": 4,
+    }
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_attention_heads=4, num_key_value_heads=2, **own)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    return folder
+
+
 def twin_case(backend: str, folder: Path, **settings: Any) -> Case:
     """The rows of the table: three groups of four sessions, half of them of two turns, prefixes shared, in several micro-batches."""
     rows = group_rows_of(groups=3)

@@ -43,6 +43,7 @@ from areal.engine.parallel.gather import whole
 from areal.engine.parallel.world import World, local
 from areal.engine.settings import EngineSettings
 from tests.engine.parallel.expert_faults import EXPERT_FAULTS
+from tests.engine.parallel.planned_faults import PLANNED_FAULTS
 
 LR = 1e-4
 TIMEOUT_S = 450
@@ -222,6 +223,7 @@ FAULTS: dict[str, Callable[[TrainEngine], None]] = {
     "an_adapter_of_its_own": _an_adapter_of_its_own,
     "replicas_apart": _replicas_apart,
     **EXPERT_FAULTS,
+    **PLANNED_FAULTS,
 }
 """name -> what to break in an engine; each must make the twins differ. Dimensions add theirs."""
 

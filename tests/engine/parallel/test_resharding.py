@@ -25,6 +25,7 @@ from areal.engine.engine import TrainEngine
 from areal.engine.parallel.world import World, local
 from areal.engine.piece_files import SavedPieces, own_pieces, write_pieces
 from areal.engine.settings import EngineSettings
+from tests.engine.parallel.conftest import WriteNet
 from tests.engine.parallel.pool import Case, Pool, Result, alone
 from tests.engine.parallel.twins import apart
 
@@ -112,6 +113,9 @@ def test_a_checkpoint_of_two_ranks_is_gone_on_from_by_one(
         ("fsdp:d1", "archon:p2"),
         ("archon:d2t2", "fsdp:d4"),
         ("archon:d4", "archon:d2t2"),
+        ("fsdp:d2t2", "fsdp:d1"),
+        ("fsdp:t2", "archon:d2"),
+        ("archon:d2", "fsdp:d2t2"),
     ],
 )
 def test_a_checkpoint_is_gone_on_from_in_another_layout(
@@ -157,6 +161,17 @@ def test_experts_their_balance_and_the_routers_biases_go_along(
     _goes_on(pool, saved, resumed, moe_dir, group_rows(groups=3), tmp_path, **settings)
     state = _state(tmp_path / "step-000002")
     assert any(name.endswith("e_score_correction_bias") and tensor.any() for name, tensor in state.items())
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("saved", "resumed"), [("fsdp:d2t2e2", "fsdp:d1"), ("fsdp:d1", "fsdp:d2e2"), ("fsdp:t2", "fsdp:t2")]
+)
+def test_what_transformers_plans_cut_goes_along(
+    pool: Pool, write_net: WriteNet, group_rows: GroupRows, tmp_path: Path, saved: str, resumed: str
+) -> None:
+    folder = write_net("Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    _goes_on(pool, saved, resumed, folder, group_rows(groups=3), tmp_path)
 
 
 def test_a_checkpoint_of_the_format_before_is_gone_on_from(

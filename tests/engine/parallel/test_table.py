@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from areal.config.backend_spec import parse_backend
-from tests.engine.parallel.page import Page, twin_case, write_net
+from tests.engine.parallel.page import PLANNED, Page, twin_case, write_net, write_planned
 from tests.engine.parallel.pool import Pool, Result, alone
 from tests.engine.parallel.twins import Apart
 
@@ -51,6 +51,9 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Resu
         found |= {
             f"{kind} {engine}": (folder, alone(twin_case(f"{engine}:d1", folder))) for engine in ("archon", "fsdp")
         }
+    for net in PLANNED:
+        folder = write_planned(tmp_path_factory.mktemp(net), net)
+        found[f"{net} fsdp"] = (folder, alone(twin_case("fsdp:d1", folder)))
     return found
 
 
@@ -59,6 +62,10 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Resu
     [
         ("dense", "fsdp:d2", 1),
         ("experts", "fsdp:d2", 1),
+        ("gemma", "fsdp:d1t2", 1),
+        ("gemma", "fsdp:d2t2", 1),
+        ("mixtral", "fsdp:d2e2", 1),
+        ("mixtral", "fsdp:d2t2e2", 1),
         *(("dense", f"archon:{layout}", 1) for layout in DENSE),
         *(("experts", f"archon:{layout}", 1) for layout in EXPERTS),
         *((*each, 2) for each in REPLICAS),

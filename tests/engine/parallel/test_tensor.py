@@ -125,7 +125,7 @@ def said(hidden: Tensor, weight: Tensor, targets: Tensor, part: Part | None) -> 
 def said_in_parts(world: World, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor | int, ...]:
     assert world.mesh is not None
     rows = tensor._rows(weight, world.mesh["t"])
-    part = tensor._part(rows, world.mesh["t"])
+    part = tensor.part_of(rows, world.mesh["t"])
     logprobs, entropy, grad_hidden, grad_rows = said(hidden, local(rows), targets, part)
     dist.all_reduce(grad_hidden, group=world.group("t"))
     return logprobs, entropy, grad_hidden, grad_rows, part.first
