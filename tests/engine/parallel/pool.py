@@ -12,6 +12,7 @@ and NCCL (`use_device`); a case of more ranks than there are GPUs is skipped wit
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -338,4 +339,5 @@ def _serve(rank: int, pipe: Connection, folder: str, timeout_s: float, kind: str
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            gc.collect()  # nets lie in cycles and hold their groups, each of which has threads that wake up a hundred times a second
             _clear_sharding_prop_cache()  # what it remembers names groups of this meeting, and the next has others of the same names
