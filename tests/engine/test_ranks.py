@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -202,5 +203,8 @@ async def test_a_rank_that_does_not_come_is_named(make_settings: MakeSettings, t
     async with LocalScheduler(tmp_path / "run", grace_s=1) as scheduler:
         jobs = jobs_of(scheduler, tmp_path / "run", make_settings(backend="fsdp:d3"), within_s=3)
         ranks = await scheduler.start(*jobs[:2])
-        with pytest.raises(ProcessDied, match=r"(?s)rank-2 did not come within 3 s.*rank-2 has said nothing"):
+        where = re.escape(socket.gethostname())
+        with pytest.raises(
+            ProcessDied, match=rf"(?s)rank-2 did not come on {where} within 3 s.*rank-2 has said nothing"
+        ):
             await asyncio.gather(*(rank.ready(START_S) for rank in ranks))

@@ -10,6 +10,7 @@ The file lies in a folder that only its owner enters; gloo's own connections are
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -73,6 +74,6 @@ class Meeting:
             )
         names = " and ".join(place.names[rank] for rank in missing)
         return (
-            f"{names} did not come within {place.within_s:.0f} s, and the ranks of a net start together; raise "
+            f"{names} did not come on {socket.gethostname()} within {place.within_s:.0f} s, and the ranks of a net start together; raise "
             f"scheduler.startup_timeout_seconds if they only need longer. {'; '.join(said)}"
         )
