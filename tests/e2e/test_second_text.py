@@ -348,6 +348,12 @@ class TestTheLoop:
         rewards = read_metrics(loop.clone.logs / "metrics.jsonl").series("train/reward").values
         assert all(0 < reward < 1 for reward in rewards), "what the stub said, in the mean"
 
+    def test_the_turns_that_rows_share_are_computed_once(self, loop: Loop) -> None:
+        """Ten turns a conversation, each a row with all before it. A step goes through its rows twice: first for the proximal policy."""
+        table = read_metrics(loop.clone.logs / "metrics.jsonl")
+        computed, in_rows = (sum(table.series(f"train/{name}").values) for name in ("computed_tokens", "row_tokens"))
+        assert 2 * in_rows > 4 * computed
+
     def test_every_token_is_accounted_for_and_no_key_shows(self, loop: Loop) -> None:
         run = loop.clone.folder / "checkpoints" / "run_001"
         assert find_store(run)
