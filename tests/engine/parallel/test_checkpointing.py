@@ -23,8 +23,9 @@ pytestmark = pytest.mark.heavy
         ("fsdp:d2", "selective"),
     ],
 )
-def test_a_layout_trains_as_one_process_that_keeps_everything(tmp_path: Path, backend: str, kind: str) -> None:
+def test_a_layout_trains_as_one_process_that_keeps_everything(
+    pool: Pool, tmp_path: Path, backend: str, kind: str
+) -> None:
     case = twin_case(backend, write_net(tmp_path, experts="e2" in backend), gradient_checkpointing=kind)
     keeps = twin_case("archon:d1" if "archon" in backend else "fsdp:d1", tmp_path)
-    with Pool(4) as pool:
-        assert_twins(pool.run(case), alone(keeps))
+    assert_twins(pool.run(case), alone(keeps))

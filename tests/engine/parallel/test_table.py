@@ -33,7 +33,30 @@ DENSE = (
     "d2t2c2",
 )
 REPLICAS = (("dense", "fsdp:d4"), ("dense", "archon:d2c2"), ("experts", "archon:d4e2"), ("dense", "archon:d4t2"))
-EXPERTS = ("d2", "t2", "p2", "c2", "d2e2", "t2e2", "c2e2", "d2t2", "d2p2e2", "d2t2e2", "d2c2e2", "t2p2e2", "t2p2c2e2")
+EXPERTS = (
+    "d2",
+    "t2",
+    "p2",
+    "c2",
+    "d2e2",
+    "t2e2",
+    "c2e2",
+    "d2t2",
+    "d2p2",
+    "d2c2",
+    "t2p2",
+    "t2c2",
+    "p2c2",
+    "d2p2e2",
+    "d2t2e2",
+    "d2c2e2",
+    "t2p2e2",
+    "t2c2e2",
+    "p2c2e2",
+    "d2t2p2",
+    "d2t2c2",
+    "t2p2c2e2",
+)
 
 
 @pytest.fixture(scope="module")
