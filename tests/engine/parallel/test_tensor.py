@@ -24,6 +24,7 @@ from tests.engine.parallel.pool import Case, Pool, alone
 from tests.engine.parallel.twins import WEIGHTS, apart, assert_twins
 
 GroupRows = Callable[..., list[Row]]
+EXPERTS = {"family": "Qwen3Moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 @pytest.mark.heavy
@@ -71,14 +72,25 @@ def test_tensor_ranks_train_as_one_process(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("backend", "changes"),
-    [("archon:t2c2", {}), ("archon:d2p2", {}), ("fsdp:d2", {}), ("fsdp:d2", {"lora": {"rank": 4, "alpha": 8}})],
+    ("backend", "net", "changes"),
+    [
+        ("archon:t2c2", {}, {}),
+        ("archon:d2p2", {}, {}),
+        ("archon:d2t2e2", EXPERTS, {}),
+        ("fsdp:d2", {}, {}),
+        ("fsdp:d2", {}, {"lora": {"rank": 4, "alpha": 8}}),
+    ],
 )
 def test_bfloat16_on_several_processes_is_as_near_to_float32_as_on_one(
-    pool: Pool, write_net: WriteNet, group_rows: GroupRows, backend: str, changes: dict[str, object]
+    pool: Pool,
+    write_net: WriteNet,
+    group_rows: GroupRows,
+    backend: str,
+    net: dict[str, object],
+    changes: dict[str, object],
 ) -> None:
     settings = {"max_tokens_per_mb": 64} | changes
-    case = Case(backend, str(write_net()), group_rows(groups=3), settings=settings)
+    case = Case(backend, str(write_net(**net)), group_rows(groups=3), settings=settings)
     exact = alone(case)
     case = replace(case, settings=dict(case.settings) | {"dtype": "bfloat16"})
     ours, theirs = pool.run(case), alone(case)
