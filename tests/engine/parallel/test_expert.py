@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from areal.engine.archon import ArchonNet
+from areal.engine.batch import pack
 from areal.engine.commands import Row
+from areal.engine.engine import TrainEngine
+from areal.engine.parallel.world import World
+from areal.engine.rows import decode_row
+from areal.engine.settings import EngineSettings
+from areal.models.experts import Routing
 from tests.engine.parallel.expert_faults import EXPERT_FAULTS
 from tests.engine.parallel.pool import Case, Pool, Result, alone
 from tests.engine.parallel.twins import assert_twins
@@ -96,6 +103,33 @@ def test_the_bias_is_the_same_on_all_ranks(pool: Pool, moe_dir: Path, group_rows
     biases = [name for name in ours.weights if name.endswith("e_score_correction_bias")]
     assert len(biases) == 2
     assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in biases)
+
+
+def forced(world: World, folder: str, row: Row) -> tuple[list[float], list[float]]:
+    """Log-probs of the row where the routers choose, and where every layer is told what to choose."""
+    facts = {"backend": str(world.spec), "model_dir": folder, "algorithm": "grpo", "threads": 1, "total_steps": 1}
+    net = TrainEngine.load(EngineSettings.model_validate(facts), world).policy
+    assert isinstance(net, ArchonNet)
+    [stage], generator = net.own_stages(), torch.Generator().manual_seed(1)
+    [packed] = pack([decode_row(row)], max_tokens=64)
+    piece, said = stage.tokens.piece(packed), []
+    choices = {layer: torch.rand(len(piece.ids), 8, generator=generator).argsort(1)[:, :2] for layer in range(2)}
+    for routing in (Routing(), Routing(replay=choices)):
+        with torch.no_grad():
+            x = stage.decoder(piece.ids, piece.positions, piece.attend, routing)
+            said.append(stage._outputs(x.index_select(0, piece.source), packed, piece)[0].tolist())
+    return said[0], said[1]
+
+
+@pytest.mark.heavy
+def test_recorded_choices_are_taken_by_each_rank_for_its_own_tokens(
+    pool: Pool, moe_dir: Path, make_row: Callable[..., Row]
+) -> None:
+    row = make_row(list(range(2, 35)), list(range(1, 33)))
+    [(chosen, told)] = pool.call("archon:d1", forced, str(moe_dir), row)
+    assert max(abs(a - b) for a, b in zip(chosen, told, strict=True)) > 1e-3
+    for ours in pool.call("archon:t2e2", forced, str(moe_dir), row):
+        assert ours == (pytest.approx(chosen, abs=1e-5), pytest.approx(told, abs=1e-5))
 
 
 @pytest.mark.heavy
