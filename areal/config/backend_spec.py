@@ -84,10 +84,13 @@ def parse_backend(text: str, use: Use | None = None) -> BackendSpec:
     if halves := _HALVES.fullmatch(dimensions):
         return _in_halves(text, name, halves[1], halves[2])
     spec = _bounded(text, BackendSpec(name, **_sizes(text, name, dimensions, DIMENSIONS[name])))
-    if spec.stage_size % spec.e:
+    whole = spec.t if name == "fsdp" else 1  # transformers' exchange of tokens: the ranks of t share them
+    fits = [e for e in divisors(spec.stage_size) if e % whole == 0 or e == 1]
+    if spec.e not in fits:
+        also = f", and under fsdp: be a multiple of t{whole}" if spec.stage_size % spec.e == 0 else ""
         raise ConfigError(
-            f"{text!r}: e{spec.e} must divide the d * t * c = {spec.stage_size} processes of a stage, which share its experts; e of "
-            f"{listed(divisors(spec.stage_size))} fits"
+            f"{text!r}: e{spec.e} must divide the d * t * c = {spec.stage_size} processes of a stage, which share its experts{also}; e of "
+            f"{listed(fits)} fits"
         )
     return spec
 

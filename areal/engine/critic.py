@@ -73,7 +73,6 @@ class ValueNet(Net):
         exact = self.body.dtype == torch.float32
         with self.speaking():
             check_packed_path(self, self.body, self._files.folder, tolerance=1e-3 if exact else 0.5)
-        self.body.train()
 
     @contextmanager
     def speaking(self) -> Iterator[None]:

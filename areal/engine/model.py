@@ -6,7 +6,8 @@
 The body runs over the packed tokens with their own positions and a forest mask (batch.py); no KV cache, no logits tensor: hidden states
 at the predicting tokens go through the head in chunks (algorithms/logprobs.py). At load the whole path is compared with the model's own
 logits on a few tokens, so a family that scales or caps its logits, or attends otherwise, is refused instead of trained wrongly.
-Dropout is off: the policy that is trained is the one that samples. transformers is imported on the first load.
+It stays in evaluation mode, without dropout and without noise at routers: the policy that is trained is the one that samples. transformers is
+imported on the first load.
 """
 
 from __future__ import annotations
@@ -89,7 +90,6 @@ class PolicyNet(Net):
         """Raises ConfigError where the packed path says something else than the model itself."""
         exact = self.head.weight.dtype == torch.float32
         check_packed_path(self, self.model, self._files.folder, tolerance=1e-3 if exact else 0.5)
-        self.model.train()
 
     def layers(self) -> list[nn.Module]:
         return list(self.model.base_model.layers)
@@ -147,9 +147,6 @@ def opened(model_dir: str | os.PathLike[str], *, dtype: str) -> tuple[Any, dict[
         raise ConfigError(
             f"{model_dir} has layers of kind {', '.join(sorted(unknown))}, which the packed engine cannot train; use a model with plain attention"
         )
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     parts = parts_in_folder(model)
     return model, parts, weight_files_of(model, parts, Path(model_dir))
 

@@ -53,6 +53,8 @@ def test_a_wrong_spec_is_a_sentence(text: str) -> None:
         ("archon:d2t2e3", "e of 1, 2 or 4 fits"),
         ("archon:e2", "e of 1 fits"),
         ("fsdp:d4e3", "e of 1, 2 or 4 fits"),
+        ("fsdp:d3t2e4", "e of 1, 2 or 6 fits"),
+        ("fsdp:d2t4e2", "and under fsdp: be a multiple of t4; e of 1, 4 or 8 fits"),
         ("fsdp:d2c2", "fsdp knows d, t, e only, not c; archon: has all"),
         ("archon:(attn:d4p2t2c2|ffn:d4p2t4e2)", "ffn:d2t4p2e2 fits"),
         ("archon:(attn:d4p2|ffn:d2p1e2)", "ffn:d2t1p2e2 fits"),

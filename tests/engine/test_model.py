@@ -51,7 +51,8 @@ def write(family: str, folder: Path, **changes: Any) -> Path:
         ("Mistral", {"sliding_window": 6}),
         ("Gemma3Text", {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}),
         ("Qwen3Moe", {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
-        ("Mixtral", {"num_local_experts": 3, "sliding_window": None}),
+        ("Mixtral", {"num_local_experts": 3, "sliding_window": None, "router_jitter_noise": 0.5}),
+        ("SeedOss", {"head_dim": 8, "residual_dropout": 0.5}),
         ("Phi", {"attention_dropout": 0.0, "resid_pdrop": 0.3}),
     ],
 )

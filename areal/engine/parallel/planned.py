@@ -119,11 +119,6 @@ def _plans(model: Any, spec: BackendSpec) -> tuple[Plan, Plan]:
             raise ConfigError(
                 f"{spec}: transformers has no plan by which layers of {name} are cut along {axis}; leave {axis} out, fsdp:d{spec.size} fits"
             )
-    if spec.e % spec.t and spec.e > 1:
-        fits = [e for e in divisors(spec.stage_size) if e % spec.t == 0]
-        raise ConfigError(
-            f"{spec}: under fsdp: e{spec.e} must be a multiple of t{spec.t}; e of {listed([1, *fits])} fits"
-        )
     own = _own_styles()
     for how, style in own.items():
         ALL_PARALLEL_STYLES.register(f"{_OWN}{how}", style)

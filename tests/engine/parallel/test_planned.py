@@ -205,7 +205,6 @@ def group() -> Any:
         ("Gemma", {}, "fsdp:d2e2", r"has no plan by which layers of GemmaForCausalLM are cut along e; leave e out, fsdp:d2 fits$"),
         ("StableLm", {}, "fsdp:d2t2", r"has no plan by which layers of StableLmForCausalLM are cut along t; leave t out, fsdp:d4 fits$"),
         ("Mixtral", {"num_local_experts": 6}, "fsdp:d4e4", r"e4 must divide its 6 experts; e of 1 or 2 fits$"),
-        ("Mixtral", {}, "fsdp:d2t4e2", r"e2 must be a multiple of t4; e of 1, 4 or 8 fits$"),
         ("DeepseekV2", {"kv_heads": 4, "first_k_dense_replace": 1}, "fsdp:t2", r"kv_a_proj_with_mqa.* along t by 'mla_kv_a_proj'.*; leave t out, fsdp:d2 fits$"),
     ],
 )  # fmt: skip
