@@ -40,10 +40,21 @@ def shard_over_data(
         if replicas > 1:
             mesh = mesh._unflatten(0, (replicas, mesh.size() // replicas), ("replicas", "pieces"))
         for module in (*net.layers(), *net.roots()):
-            fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=kept, ignored_params=apart)
+            for one in (*_of_another_dtype(module), module):
+                fully_shard(one, mesh=mesh, mp_policy=policy, offload_policy=kept, ignored_params=apart)
     for wrapped in in_pieces(net):
         wrapped.set_gradient_divide_factor(1.0)
         wrapped.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+
+
+def _of_another_dtype(module: nn.Module) -> list[nn.Module]:
+    """What is kept in float32 within a bfloat16 layer, as some families' routers are: FSDP gathers numbers of one dtype together."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    usual = max(trained, key=lambda p: p.numel()).dtype if trained else None
+    inside = [each for each in module.modules() if each is not module and not isinstance(each, FSDPModule)]
+    return [
+        each for each in inside if any(p.dtype != usual and p.requires_grad for p in each.parameters(recurse=False))
+    ]
 
 
 def in_pieces(module: nn.Module) -> list[FSDPModule]:

@@ -26,6 +26,19 @@ from tests.engine.parallel.twins import WEIGHTS, apart, assert_twins
 GroupRows = Callable[..., list[Row]]
 EXPERTS = {"family": "Qwen3Moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
+EXACT_ROUTERS = {
+    "family": "Dots1",
+    "kv_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+"""Of a family that keeps them in float32."""
+
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("sequence_parallel", [True, False])
@@ -79,6 +92,8 @@ def test_tensor_ranks_train_as_one_process(
         ("archon:d2t2e2", EXPERTS, {}),
         ("fsdp:d2", {}, {}),
         ("fsdp:d2", {}, {"lora": {"rank": 4, "alpha": 8}}),
+        ("fsdp:d2", EXACT_ROUTERS, {}),
+        ("fsdp:d2t2e2", EXACT_ROUTERS, {}),
     ],
 )
 def test_bfloat16_on_several_processes_is_as_near_to_float32_as_on_one(
