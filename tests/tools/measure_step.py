@@ -3,17 +3,27 @@
     python tests/tools/measure_step.py TOKENS [float32|bfloat16] [none|full] [LORA_RANK]
 
 A short first step makes the optimizer's moments; the second one, of two full micro-batches, is measured as every later step would be.
-Linux: VmRSS and VmHWM of /proc/self/status, the latter reset through clear_refs.
+`grown_in_pool` does the same in each rank of a layout.
+Linux and glibc: VmRSS and VmHWM of /proc/self/status, the latter reset through clear_refs.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from areal.models.fetch import resolve
+
+if TYPE_CHECKING:
+    from areal.engine.parallel.world import World
 
 VOCABULARY = 49152
 
@@ -42,30 +52,53 @@ def status(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
-def main(tokens: int, dtype: str = "float32", checkpointing: str = "none", rank: str = "0") -> None:
-    # All that loading and training import belongs to the baseline.
+def imported(adapted: bool = False) -> int:
+    """Bytes that this process takes with all that loading and training import: the baseline."""
     for name in (
         "safetensors.torch",
         "transformers.models.llama.modeling_llama",
         "transformers.models.auto.modeling_auto",
-        *(["peft"] if int(rank) else []),
+        *(["peft"] if adapted else []),
     ):
         importlib.import_module(name)
+    importlib.import_module("areal.engine.engine")
+    return status("VmRSS")
+
+
+def grown(world: World | None, changes: Mapping[str, Any], tokens: int, micro_batches: int, baseline: int) -> int:
+    """Bytes of this rank's peak above the baseline in a step of so many full micro-batches for each data rank."""
     from areal.engine.engine import TrainEngine
     from areal.engine.settings import EngineSettings
-    from areal.models.fetch import resolve
 
     folder = resolve("smollm2-135m", progress=lambda line: print(line, file=sys.stderr))
-    baseline = status("VmRSS")
-    settings = {"model_dir": str(folder), "algorithm": "grpo", "threads": 1, "total_steps": 9, "dtype": dtype}
-    settings |= {"max_tokens_per_mb": tokens, "gradient_checkpointing": checkpointing == "full"}
-    settings |= {"lora": {"rank": int(rank)} if int(rank) else None}
-    engine = TrainEngine.load(EngineSettings.model_validate(settings))
-    engine.train_step([row_of(0, 8, VOCABULARY)], step=0, current_version=0)
+    settings = {"model_dir": str(folder), "algorithm": "grpo", "threads": 1, "total_steps": 9, "max_tokens_per_mb": tokens}
+    engine = TrainEngine.load(EngineSettings.model_validate(settings | dict(changes)), world)
+    ranks = 1 if world is None else world.size("d")
+    engine.train_step([row_of(number, 8, VOCABULARY) for number in range(ranks)], step=0, current_version=0)
     Path("/proc/self/clear_refs").write_text("5")
-    rows = [row_of(number, tokens, VOCABULARY) for number in (1, 2)]
-    engine.train_step(rows, step=1, current_version=1)
-    print(json.dumps({"tokens": tokens, "dtype": dtype, "peak_growth": status("VmHWM") - baseline}))
+    rows = [row_of(number, tokens, VOCABULARY) for number in range(1, 1 + ranks * micro_batches)]
+    stats = engine.train_step(rows, step=1, current_version=1)
+    assert stats["computed_tokens"] == tokens * len(rows), "no micro-batch is to be less than full"
+    return status("VmHWM") - baseline
+
+
+_baseline = 0  # of this process of a pool, before its first layout
+
+
+def grown_in_pool(world: World, backend: str, tokens: int, micro_batches: int) -> int:
+    """The same in a process that has been a rank of other layouts, for Pool.call: what those left is given back first."""
+    global _baseline
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    _baseline = _baseline or imported()
+    return grown(world, {"backend": backend}, tokens, micro_batches, _baseline)
+
+
+def main(tokens: int, dtype: str = "float32", checkpointing: str = "none", rank: str = "0") -> None:
+    changes = {"dtype": dtype, "gradient_checkpointing": checkpointing == "full"}
+    changes |= {"lora": {"rank": int(rank)} if int(rank) else None}
+    peak = grown(None, changes, tokens, 2, imported(adapted=bool(int(rank))))
+    print(json.dumps({"tokens": tokens, "dtype": dtype, "peak_growth": peak}))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ HEAD_CHUNK = 128
 """Tokens whose logits exist at once (algorithms/logprobs.py: CHUNK)."""
 KEPT_BYTES = 96 * 2**20
 """Of probabilities that a forward pass keeps (algorithms/logprobs.py: KEEP_BYTES)."""
+HEAP_BYTES = 32 * 2**20
+"""Of the largest block in glibc's heap; larger ones, such as most embeddings, are mapped by themselves and leave no holes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +211,7 @@ def _stage(
     b = job.width
     weights = share.own * b + (trained * b if job.lora_rank else 0)
     gradients = trained * (4 if job.replicas > 1 else b)  # not yet summed over the replicas, they are float32
-    # Under FSDP parameters are gathered twice and whole gradients made once, layer by layer.
-    passing = 3 * share.whole * b if device.one_heap and _is_gathered(share, job) else 0
+    passing = _passing(share, job) if device.one_heap and _is_gathered(share, job) else 0
     backward = Memory(
         weights=weights,
         gradients=gradients,
@@ -282,6 +283,13 @@ def _layer_backward(shape: Shape, spec: BackendSpec, job: Job) -> int:
 def _is_gathered(share: Share, job: Job) -> bool:
     """Whether FSDP makes copies of what it computes with: also of pieces that are all, where each rank holds a replica."""
     return share.own < share.whole or job.replicas > 1
+
+
+def _passing(share: Share, job: Job) -> int:
+    """What FSDP takes from one heap and gives back in a pass, layer by layer: parameters are gathered twice, each time into one flat block and from
+    there into tensors of their own; whole gradients are made once, and laid flat in float32 to be summed."""
+    numbers = share.whole - (share.root if share.root * job.width > HEAP_BYTES else 0)
+    return numbers * (4 * job.width + (0 if job.lora_rank else job.width + 4))
 
 
 def _gathered(share: Share, spec: BackendSpec, job: Job) -> int:
