@@ -71,7 +71,13 @@ def grown(world: World | None, changes: Mapping[str, Any], tokens: int, micro_ba
     from areal.engine.settings import EngineSettings
 
     folder = resolve("smollm2-135m", progress=lambda line: print(line, file=sys.stderr))
-    settings = {"model_dir": str(folder), "algorithm": "grpo", "threads": 1, "total_steps": 9, "max_tokens_per_mb": tokens}
+    settings = {
+        "model_dir": str(folder),
+        "algorithm": "grpo",
+        "threads": 1,
+        "total_steps": 9,
+        "max_tokens_per_mb": tokens,
+    }
     engine = TrainEngine.load(EngineSettings.model_validate(settings | dict(changes)), world)
     ranks = 1 if world is None else world.size("d")
     engine.train_step([row_of(number, 8, VOCABULARY) for number in range(ranks)], step=0, current_version=0)
@@ -86,7 +92,7 @@ _baseline = 0  # of this process of a pool, before its first layout
 
 
 def grown_in_pool(world: World, backend: str, tokens: int, micro_batches: int) -> int:
-    """The same in a process that has been a rank of other layouts, for Pool.call: what those left is given back first."""
+    """The same in a process that may have been a rank of another layout, for Pool.call: what that left is given back first."""
     global _baseline
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

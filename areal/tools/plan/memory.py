@@ -211,7 +211,7 @@ def _stage(
     b = job.width
     weights = share.own * b + (trained * b if job.lora_rank else 0)
     gradients = trained * (4 if job.replicas > 1 else b)  # not yet summed over the replicas, they are float32
-    passing = _passing(share, job) if device.one_heap and _is_gathered(share, job) else 0
+    passing = _passing(shape, spec, job, share, stage.layers) if device.one_heap else 0
     backward = Memory(
         weights=weights,
         gradients=gradients,
@@ -285,11 +285,17 @@ def _is_gathered(share: Share, job: Job) -> bool:
     return share.own < share.whole or job.replicas > 1
 
 
-def _passing(share: Share, job: Job) -> int:
-    """What FSDP takes from one heap and gives back in a pass, layer by layer: parameters are gathered twice, each time into one flat block and from
-    there into tensors of their own; whole gradients are made once, and laid flat in float32 to be summed."""
-    numbers = share.whole - (share.root if share.root * job.width > HEAP_BYTES else 0)
-    return numbers * (4 * job.width + (0 if job.lora_rank else job.width + 4))
+def _passing(shape: Shape, spec: BackendSpec, job: Job, share: Share, layers: int) -> int:
+    """What the exchanges of other ranks take from one heap and give back in a pass, layer by layer. FSDP gathers parameters twice, each time into one
+    flat block and from there into tensors of their own; whole gradients are made once, and laid flat in float32 to be summed. Around its maps
+    t leaves hidden states whole: of a layer two outputs, the two gradients of these brought together again, and five of what went into the maps."""
+    passing = 0
+    if _is_gathered(share, job):
+        numbers = share.whole - (share.root if share.root * job.width > HEAP_BYTES else 0)
+        passing += numbers * (4 * job.width + (0 if job.lora_rank else job.width + 4))
+    if spec.t > 1:
+        passing += 9 * layers * _up(job.packed_tokens, spec.c) * shape.hidden * job.width
+    return passing
 
 
 def _gathered(share: Share, spec: BackendSpec, job: Job) -> int:
