@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from areal.engine.batch import PackedBatch
-from areal.engine.model import config_files, hidden_states, opened
+from areal.engine.model import config_files, hidden_states, layers_of, opened
 from areal.engine.net import Net, without_twins
 from areal.engine.parallel.pieces import fill, materialise
 from areal.engine.parallel.world import CPU, World, local
@@ -85,7 +85,7 @@ class ValueNet(Net):
             weight.zero_()
 
     def layers(self) -> list[nn.Module]:
-        return list(self.body.layers)
+        return layers_of(self.body)
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from ((name, p) for name, p in self.body.named_parameters() if p.requires_grad)

@@ -92,7 +92,7 @@ class PolicyNet(Net):
         check_packed_path(self, self.model, self._files.folder, tolerance=1e-3 if exact else 0.5)
 
     def layers(self) -> list[nn.Module]:
-        return list(self.model.base_model.layers)
+        return layers_of(self.model)
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
@@ -105,6 +105,16 @@ class PolicyNet(Net):
 
     def config_files(self) -> dict[str, bytes]:
         return config_files(self.model.config)
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """Of what speaks in it, where it sees too. Raises ConfigError where they are not found."""
+    found = getattr(model.get_decoder(), "layers", None)
+    if found is None:
+        raise ConfigError(
+            f"{type(model).__name__}: the engine does not find its layers, one by one; use fsdp:d1 without offload and checkpointing"
+        )
+    return list(found)
 
 
 def hidden_states(body: Any, packed: PackedBatch) -> Tensor:

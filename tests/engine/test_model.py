@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from areal.base.errors import ConfigError, TrainingError
 from areal.engine.batch import pack
 from areal.engine.commands import Row
+from areal.engine.critic import load_critic
 from areal.engine.engine import TrainEngine
 from areal.engine.model import load_policy
 from areal.engine.rows import decode_row
@@ -79,6 +80,14 @@ def test_the_packed_path_equals_the_models_own_logits(
             at = torch.from_numpy(packed.position[own])
             expected = logp.gather(1, torch.from_numpy(row.ids[1:]).long()[:, None])[:, 0][at - 1]
             torch.testing.assert_close(ours[torch.from_numpy(own)], expected, atol=2e-5, rtol=1e-5)
+
+
+def test_the_layers_of_a_model_that_sees_too_are_those_that_speak(tmp_path: Path) -> None:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(text_config=SIZES | {"head_dim": 8}, vision_config=vision)
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    for net in (load_policy(tmp_path, dtype="float32"), load_critic(tmp_path, dtype="float32")):
+        assert [type(layer).__name__ for layer in net.layers()] == ["Gemma3DecoderLayer"] * SIZES["num_hidden_layers"]
 
 
 @pytest.mark.parametrize(
