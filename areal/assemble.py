@@ -1,6 +1,6 @@
 """Config -> parts. The only file that knows them all; what needs a decision from several sections is decided here.
 
-    async with assemble(config, folder) as run:     # every process is up and watched; all are stopped at the end
+    async with assemble(config, folder, run_id) as run:     # every process is up and watched; all are stopped at the end
         await train(run)
 
 launch.py starts the processes. Order of start: store and version row, inference servers and rank (they load weights side by side), workers, gateway. A resumed
@@ -24,7 +24,7 @@ from areal import __version__
 from areal.algorithms import ALGORITHMS
 from areal.algorithms.reward_shaping import Shaping
 from areal.base.atomic import write_atomic
-from areal.base.logs import announce, open_log
+from areal.base.logs import announce
 from areal.base.metrics import MetricsFile
 from areal.base.types import Limits
 from areal.cluster import start_scheduler
@@ -116,13 +116,13 @@ class Run:
 
 
 @asynccontextmanager
-async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
-    """Start everything; stop everything at the end, also on failure."""
-    folder.create()
+async def assemble(
+    config: RunConfig, folder: RunFolder, run_id: str, *, gateway_was_at: str = ""
+) -> AsyncIterator[Run]:
+    """Start everything; stop everything at the end, also on failure. The folder has been made. gateway_was_at: the URL that this run's clients
+    know, where it has been up before."""
     incarnation = secrets.token_hex(4)
-    run_id = folder.run_id(f"{config.experiment_name}/{config.trial_name}/{incarnation}")
     async with AsyncExitStack() as stack:
-        stack.enter_context(open_log(folder.logs / "train.log", run_id=run_id))
         (folder.logs / "gateway.log").touch(mode=0o600)
         scheduler = await stack.enter_async_context(start_scheduler(config, folder))
         tasks, held_out = _tasks(config.train_dataset.path), _tasks(config.evaluator.path)
@@ -151,7 +151,7 @@ async def assemble(config: RunConfig, folder: RunFolder) -> AsyncIterator[Run]:
         nets = nets_of(config, launch.nets, ranks) if ranks else None
         if nets is not None and start.found is not None:
             await nets.restore(str(start.found.path))
-        workers, gateway_url = await launch.front(stack)
+        workers, gateway_url = await launch.front(stack, was_at=gateway_was_at)
         announce_gateway(gateway_url, config)
         trained = (await store.training.counts()).consumed
         scorer, dispatcher = await _agents(stack, launch, store, workers, gateway_url, tasks, held_out, given)

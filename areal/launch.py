@@ -253,8 +253,11 @@ class Launch:
             "distill_loss_weight": teacher.distill_loss_weight,
         }
 
-    async def front(self, stack: AsyncExitStack, *, attach: bool = True) -> tuple[list[JsonClient], str]:
-        """Rollout workers, then the gateway that leads to them. attach: look first whether one runs already."""
+    async def front(
+        self, stack: AsyncExitStack, *, attach: bool = True, was_at: str = ""
+    ) -> tuple[list[JsonClient], str]:
+        """Rollout workers, then the gateway that leads to them. attach: look first whether one runs already. was_at: the URL that clients
+        know already."""
         config, servers = self.config, list(self.servers)
         common = {
             "store_url": self.store_url,
@@ -279,7 +282,7 @@ class Launch:
         ready = await self._ready(await self.scheduler.start(*jobs))
         workers = [await stack.enter_async_context(JsonClient(facts["url"], bearer=self.token)) for facts in ready]
         attached = await self._attached_gateway(stack) if attach else None
-        return workers, attached or await self._own_gateway()
+        return workers, attached or await self._own_gateway(was_at)
 
     async def _attached_gateway(self, stack: AsyncExitStack) -> str | None:
         """The URL of a gateway that was started before us and now serves this run; None if there is none."""
@@ -306,9 +309,9 @@ class Launch:
         await stack.enter_async_context(watched(handle, say=lambda text: warn("RLTrainer", text)))
         return handle.url
 
-    async def _own_gateway(self) -> str:
+    async def _own_gateway(self, was_at: str) -> str:
         job = Job("gateway", "areal.gateway.server", self._gateway_spec())
-        [gateway] = await self._ready(await self.scheduler.start(job))
+        [gateway] = await self._ready(await self.scheduler.start(on_port_of(was_at, job) if was_at else job))
         return str(gateway["url"])
 
     async def _ready(self, processes: list[Process]) -> list[dict[str, Any]]:

@@ -13,13 +13,15 @@ The parts are put together in assemble.py; what each does stands in its own head
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from areal.base.logs import Log, announce, warn
+from areal.base.errors import ProcessDied
+from areal.base.logs import Log, announce, open_log, warn
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.cluster.scheduler import unless_a_process_dies
@@ -28,6 +30,7 @@ from areal.config.startable import refuse_unstartable
 from areal.models.torch_install import check_torch
 from areal.rollout.account import settle
 from areal.rollout.batch import Batch
+from areal.rollout.recovery import Lives
 from areal.rollout.report import RolloutReporter
 from areal.tools.books import faults_of, log_sums, refuse
 from areal.tools.summary import finish
@@ -162,6 +165,7 @@ class PPOTrainer:
             output_dir,
             config.stats_logger.log_dir,
         )
+        self._run: Run | None = None  # the last that was up
 
     def __enter__(self) -> Self:
         refuse_unstartable(self.config)
@@ -172,20 +176,30 @@ class PPOTrainer:
         return None
 
     def train(self) -> None:
-        """Run to the end. Raises ArealError with the reason if a process dies or a step cannot be applied, KeyboardInterrupt
-        where a signal ended it at once; every process is stopped by then."""
-        try:
-            asyncio.run(self._train())
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+        """Run to the end; where a process dies, from the last recovery state once more. Raises ArealError with the reason if that does not
+        help or a step cannot be applied, KeyboardInterrupt where a signal ended it at once; every process is stopped by then."""
+        self.folder.create()
+        config, lives = self.config, Lives(self.config.recover, self.folder.checkpoints)
+        run_id = self.folder.run_id(f"{config.experiment_name}/{config.trial_name}/{secrets.token_hex(4)}")
+        with open_log(self.folder.logs / "train.log", run_id=run_id):
+            while True:
+                try:
+                    return asyncio.run(self._train(run_id))
+                except asyncio.CancelledError:
+                    raise KeyboardInterrupt from None
+                except ProcessDied as reason:
+                    if self._run is None or self._run.stopping.is_set() or not lives.again():
+                        raise
+                    warn("RLTrainer", f"{reason}\nThe run begins again from its last recovery state: {lives}")
 
-    async def _train(self) -> None:
+    async def _train(self, run_id: str) -> None:
         # torch comes with it: --help and a wrong configuration do not wait for that
         from areal.assemble import assemble
 
         signals = _Signals()
-        async with assemble(self.config, self.folder) as run:
-            signals.run = run
+        where = self._run.gateway_url if self._run is not None else ""
+        async with assemble(self.config, self.folder, run_id, gateway_was_at=where) as run:
+            signals.run = self._run = run
             kept = run.learner.publisher.kept if run.learner is not None else ()
             await unless_a_process_dies(train(run), run.scheduler, spared=kept)
             books = await run.store.reading.balance()

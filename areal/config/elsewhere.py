@@ -18,7 +18,6 @@ ELSEWHERE: dict[str, str] = {
     "actor.behave_imp_weight_cap": "actor.rejection_sampling.upper, with action=clamp",
     "actor.behave_imp_weight_mode": "actor.rejection_sampling.level and .action",
     "saver.mode": "nothing to choose: every checkpoint is written beside training",
-    "recover.retries": "left to whatever starts the command: the same command goes on by itself",
     "recover.no_save_optim": "saver, which keeps models alone; what a run goes on from has its optimizer",
     "recover.no_load_optim": "another run (trial_name) with actor.path set to the saved model",
     "dynamic_bs": "actor.dynamic_sampling",

@@ -58,6 +58,9 @@ class RecoverConfig(Section):
     freq_secs: float | None = Field(300.0, gt=0)
     """Also whenever so many seconds have passed since the last one: the most training that a crash costs (recorded sessions are
     never lost). It is written beside training, which waits for a copy in memory only. null = not by time, and always at the end."""
+    retries: int = Field(3, ge=0)
+    """How often in a row a run that is up begins again by itself, as the same command would, when one of its processes (a rank, a worker, its
+    gateway) has died or hangs; a new recovery state gives all of them back. 0 = it ends with the reason, as with mode=off."""
 
 
 class EvaluatorConfig(Section):

@@ -6,6 +6,7 @@
     start.adapter_dir  # of the LoRA adapter that goes on beside it; None where there is none yet
     start.origin       # which model the run began with, for the marks of its checkpoints
     await check_store(start, store.training)    # ConfigError where the store is another run's, or older than the checkpoint
+    Lives(config.recover, folder.checkpoints).again()       # whether a run whose process died begins again by itself
 
 Every byte of a candidate is checked before a process starts. A damaged one is refused with the last good one named, or, with
 recover.mode=auto, set aside (renamed to `….damaged`) and said aloud; where none is good the run does not begin anew by itself. A state
@@ -26,8 +27,8 @@ from areal.base.errors import CheckpointError, ConfigError
 from areal.base.logs import warn
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
-from areal.config.run import RecoverMode, RunConfig
-from areal.engine.checkpoint_files import ADAPTER, Snapshot, checkpoints, critic_beside, damage, read_mark
+from areal.config.run import RecoverConfig, RecoverMode, RunConfig
+from areal.engine.checkpoint_files import ADAPTER, Snapshot, checkpoints, critic_beside, damage, looks_whole, read_mark
 from areal.models.fetch import resolve
 from areal.models.fingerprint import fingerprint
 from areal.store.base import TrainingStore
@@ -91,6 +92,32 @@ async def check_store(start: Start, training: TrainingStore) -> None:
         "older. Put the run's own store back, or move this checkpoint away to go on from an earlier one; or begin another run "
         f"(trial_name) with actor.path={start.found.path}"
     )
+
+
+class Lives:
+    """How often in a row a run begins again by itself: `retries` times until there is a newer recovery state."""
+
+    def __init__(self, recover: RecoverConfig, folder: Path) -> None:
+        """folder: of its checkpoints."""
+        self._retries = recover.retries if recover.mode != "off" else 0
+        self._folder = folder
+        self._left = self._retries
+        self._newest = self._newest_state()
+
+    def again(self) -> bool:
+        """Whether once more; counted."""
+        newest = self._newest_state()
+        if newest > self._newest:
+            self._newest, self._left = newest, self._retries
+        self._left -= 1
+        return self._left >= 0
+
+    def __str__(self) -> str:
+        return f"{self._retries - self._left} of {self._retries} (recover.retries)"
+
+    def _newest_state(self) -> int:
+        whole = (found for found in checkpoints(self._folder) if looks_whole(found.path))
+        return next((found.step for found in whole if read_mark(found.path).resumable), -1)
 
 
 def newest_good(folder: Path, mode: RecoverMode = "auto") -> Snapshot | None:

@@ -66,7 +66,9 @@ def settings(tmp_path: Path, *overrides: str) -> tuple[RunConfig, RunFolder]:
             *overrides,
         ],
     )
-    return config, RunFolder.of(str(tmp_path), "tiny", "exact", None, None)
+    folder = RunFolder.of(str(tmp_path), "tiny", "exact", None, None)
+    folder.create()
+    return config, folder
 
 
 async def steps(run: Run, n: int, keep: Path | None = None, first: int = 0) -> list[str]:
@@ -106,7 +108,7 @@ async def test_every_recorded_logprob_is_that_of_the_version_it_names_also_acros
         "actor.optimizer.lr=1e-3",
         "train_dataset.batch_size=2",
     )
-    async with asyncio.timeout(300), assemble(config, folder) as run:
+    async with asyncio.timeout(300), assemble(config, folder, "tiny/exact") as run:
         talked: list[str] = []
         talking = asyncio.create_task(talk(run, talked))
         trained: list[str] = []
@@ -151,7 +153,7 @@ async def test_lag_0_is_bit_equal_to_a_plain_sequential_loop(tmp_path) -> None:
     config, folder = settings(
         tmp_path, "rollout.max_head_offpolicyness=0", "rollout.native.deterministic=true", "rollout.native.threads=1"
     )
-    async with asyncio.timeout(120), assemble(config, folder) as run:
+    async with asyncio.timeout(120), assemble(config, folder, "tiny/exact") as run:
         await steps(run, STEPS)
         assert run.learner is not None
         await run.learner.nets.save(str(tmp_path / "service"), step=STEPS, full=False)

@@ -4,7 +4,7 @@
     report.violations                                       # sentences; empty is the only good result
 
 A life of the run ends by a kill of any of its processes, at a moment that the seed chooses, sometimes of two at once, sometimes while it
-still starts; then the same command starts it again. A standing gateway is started again in place, and the run itself starts its inference
+still starts; then the same command starts it again, or it begins again by itself. A standing gateway is started again in place, and the run itself starts its inference
 server again. The clients go on by themselves.
 """
 
@@ -30,7 +30,7 @@ from tests.faults.evidence import NOTHING, Checkpoint, Held, checkpoints, read_h
 from tests.faults.journal import Seen, read
 from tests.faults.moments import MOMENTS, STARTING, Kill, Watch, plan
 from tests.faults.service import ADMIN
-from tests.faults.target import BACK, GROUPS, LAG, ROOT, SOON_S, Target, kill_at_once, wait_for
+from tests.faults.target import BACK, GROUPS, LAG, READY, ROOT, SOON_S, Target, kill_at_once, wait_for
 
 Say = Callable[[str], None]
 STARTING_S = 9.0  # a kill during the start comes within so long
@@ -38,11 +38,13 @@ STARTING_S = 9.0  # a kill during the start comes within so long
 
 @dataclass(slots=True)
 class Report:
-    """What was done, and what was found. kinds, moments: kills by either; two at once are two kills."""
+    """What was done, and what was found. kinds, moments: kills by either; two at once are two kills. by_itself: of the lives, those that began
+    without a command."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     moments: Counter[str] = field(default_factory=Counter)
     lives: int = 0
+    by_itself: int = 0
     violations: list[str] = field(default_factory=list)
     done: dict[str, int] = field(default_factory=dict)
 
@@ -53,7 +55,7 @@ class Report:
     def text(self) -> str:
         """In a few lines."""
         lines = [
-            f"{self.kills} kills in {self.lives} lives of the run: {_listed(self.kinds)}",
+            f"{self.kills} kills in {self.lives} lives of the run, of which {self.by_itself} began by themselves: {_listed(self.kinds)}",
             f"moments: {_listed(self.moments)}",
             ", ".join(f"{number} {what}" for what, number in self.done.items()),
             f"{len(self.violations)} violations" if self.violations else "nothing lost, nothing doubled",
@@ -116,6 +118,7 @@ class Campaign:
     def _start(self) -> None:
         if self.random.random() < 0.4:
             self.target.stand(self.target.gateway is None)
+        self.target.retries = self.random.choice((0, 3))
         self.started_at = time.time()
         self.target.start()
         self.report.lives += 1
@@ -148,18 +151,34 @@ class Campaign:
         if self.target.ended:
             self._found([f"the run ended by itself: {self.target.until_ended()[1][-2000:]}"], "between two kills")
             return self._up()
-        back = self.target.logged(BACK)
+        back, ups = self.target.logged(BACK), self.target.logged(READY)
         kill_at_once(pids)
         where = self._count(victims, moment if came else "soon")
+        if "gateway" in victims and self.target.gateway is not None:
+            self.target.restart_gateway()
         if any(self.target.ends_without(victim) for victim in victims):
+            if self.target.retries and "controller" not in victims and self._begins_again(victims, where, ups):
+                return None
             self._dead(victims, where)
             return self._up()
-        if "gateway" in victims:
-            self.target.restart_gateway()
         if "server" in victims and not self.target.until_server_back(back):
             self._found([f"the run ended with its inference server: {self.target.until_ended()[1][-2000:]}"], where)
             return self._up()
         self._look(where)
+
+    def _begins_again(self, victims: list[str], where: str, ups: int) -> bool:
+        """By itself; False where it ended, because it had not been wholly up. ups: how often it has been reached since its command."""
+        before, saved, complete = self.before, self.saved, set(checkpoints(self.target.run))
+        self.started_at = time.time()
+        if not self.target.until_ready(ups):
+            return False
+        held = read_held(self.target.run)
+        self.report.lives += 1
+        self.report.by_itself += 1
+        self._note_life(held)
+        self._found(judge.resumed(before, held, saved, complete | set(checkpoints(self.target.run))), where)
+        self._look(where)
+        return True
 
     def _count(self, victims: list[str], moment: str) -> str:
         self.report.kinds.update(victims)
@@ -174,8 +193,6 @@ class Campaign:
             found.append(f"the run ended with code {code}: {said[-500:]}")
         if "Traceback" in said:
             found.append(f"the run ended with a traceback: {said[-3000:]}")
-        if "gateway" in victims and self.target.gateway is not None:
-            self.target.restart_gateway()
         self._found(found, where)
         self._look(where)
 

@@ -4,6 +4,7 @@
         target.start(); target.until_ready()
         target.kill("rank"); code, said = target.until_ended()      # this ends the run; a server or a standing gateway that dies does not
         target.start()                                              # … and it is taken up again from its last checkpoint
+        target.retries = 3                                          # lives from the next command on begin again by themselves
 
 Its gateway keeps its port, so that clients keep their URL. It is either a process of the run, or stands by itself (`areal gateway`) and
 outlives it: `stand(True)` before a start. A standing one that is killed is started again in place, the run goes on meanwhile. It also goes on
@@ -60,6 +61,7 @@ class Target:
         self.environment = os.environ | {"XDG_STATE_HOME": str(folder / "state")}
         self.controller: subprocess.Popen[bytes] | None = None
         self.gateway: subprocess.Popen[bytes] | None = None  # a standing one
+        self.retries = 0
         self.output = folder / "run.out"
         self._logged = self._printed = 0  # characters of the log and bytes of the output that former lives have left
 
@@ -79,12 +81,13 @@ class Target:
         self._logged = len(log.read_text()) if log.exists() else 0
         self._printed = self.output.stat().st_size if self.output.exists() else 0
         places = [f"cluster.fileroot={self.folder}", f"rollout.agent.gateway_port={self.port}"]
-        command = [sys.executable, "-m", "areal.train", *CONFIG, *places, "--output-dir", str(self.run)]
+        settings = [*CONFIG, *places, f"recover.retries={self.retries}"]
+        command = [sys.executable, "-m", "areal.train", *settings, "--output-dir", str(self.run)]
         self.controller = self._spawn(command, self.output)
 
-    def until_ready(self) -> bool:
-        """Wait until clients reach it; False if it ended first."""
-        wait_for(lambda: self.logged(READY) or self.ended, "its start")
+    def until_ready(self, before: int = 0) -> bool:
+        """Wait until clients reach it, more often than `before` since the command; False if it ended first."""
+        wait_for(lambda: self.logged(READY) > before or self.ended, "its start")
         return not self.ended
 
     def until_server_back(self, before: int) -> bool:
@@ -93,12 +96,12 @@ class Target:
         return not self.ended
 
     def logged(self, what: str) -> int:
-        """How often this life has said so."""
+        """How often the run has said so since its command was given."""
         log = self.run / "logs" / "train.log"
         return log.read_text()[self._logged :].count(what) if log.exists() else 0
 
     def ends_without(self, kind: str) -> bool:
-        """Whether the death of a process of this kind ends the run once it is up."""
+        """Whether the death of a process of this kind ends the life of the run once it is up."""
         return kind != "server" and not (kind == "gateway" and self.gateway is not None)
 
     @property

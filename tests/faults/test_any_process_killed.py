@@ -1,10 +1,11 @@
-"""SIGKILL of any one process of a real run: an inference server comes back and the run goes on; of any other it ends within seconds, says which
-process and why, and leaves nothing behind."""
+"""SIGKILL of any one process of a real run: an inference server comes back; of any other the run begins again from its last recovery state, at the URL
+that it had, or with no retries left ends within seconds. It says which process and why, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ SOON_S = 60.0  # generous: the machine may be busy; what is tested is that nothi
 
 
 @contextmanager
-def start(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def start(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A run that goes on until somebody stops it; killed at the end of the block whatever happens in it."""
     command = [sys.executable, "-m", "areal.train", "--config", "configs/tiny.yaml", "--output-dir", str(folder)]
     overrides = [
@@ -34,6 +35,7 @@ def start(folder: Path) -> Iterator[subprocess.Popen[str]]:
         "gconfig.n_samples=2",
         "train_dataset.batch_size=4",
         f"cluster.fileroot={folder.parent}",
+        *more,
     ]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, *overrides], cwd=ROOT, text=True, **pipes) as run:
@@ -56,6 +58,18 @@ def wait_for(what: str, folder: Path, run: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
+def kill(victim: str, folder: Path) -> int:
+    """Of what process; its pid."""
+    pid = json.loads((folder / "processes" / f"{victim}.ready.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    return int(pid)
+
+
+def lives_of(folder: Path) -> list[str]:
+    """Where its clients reached each of them."""
+    return re.findall(r"Proxy gateway available at (\S+)", (folder / "logs" / "train.log").read_text())
+
+
 def members(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -72,10 +86,9 @@ def members(folder: Path) -> list[int]:
 @pytest.mark.parametrize("victim", ["gateway", "worker-0", "rank-0"])
 def test_the_run_ends_soon_and_names_the_process_that_died(victim: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with start(folder) as run:
+    with start(folder, "recover.retries=0") as run:
         wait_for("[train] step=0", folder, run)
-        pid = json.loads((folder / "processes" / f"{victim}.ready.json").read_text())["pid"]
-        os.kill(pid, signal.SIGKILL)
+        pid = kill(victim, folder)
         _, stderr = run.communicate(timeout=SOON_S)
     assert run.returncode == 1
     assert f"{victim} (pid {pid})" in stderr
@@ -85,12 +98,49 @@ def test_the_run_ends_soon_and_names_the_process_that_died(victim: str, tmp_path
     assert balanced(folder).steps >= 1
 
 
+def test_whatever_died_the_run_begins_again_from_its_last_recovery_state_where_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with start(folder) as run:
+        for life, victim in enumerate(("rank-0", "gateway", "worker-0"), 1):
+            wait_for("[train] step=1 ", folder, run)
+            pid = kill(victim, folder)
+            wait_for(f"{victim} (pid {pid}) was killed by signal 9", folder, run)
+            wait_for("The run begins again from its last recovery state: 1 of 3 (recover.retries)", folder, run)
+            wait_for("resumed from", folder, run)
+            while len(lives_of(folder)) == life:
+                assert run.poll() is None, run.stderr.read() if run.stderr else ""
+                time.sleep(0.1)
+            wait_for(f"[train] step={steps_of(folder) + 4} ", folder, run)
+        run.send_signal(signal.SIGTERM)
+        _, stderr = run.communicate(timeout=SOON_S)
+        assert run.returncode == 0, stderr
+    assert len(set(lives_of(folder))) == 1, "clients keep their URL"
+    log = (folder / "logs" / "train.log").read_text()
+    assert log.count("1 of 3 (recover.retries)") == 3, "each life has saved, so each has all its retries"
+    assert "Traceback" not in log + stderr
+    assert balanced(folder).state == "stopped"
+    assert members(folder) == []
+
+
+def test_a_run_that_dies_again_and_again_without_getting_further_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with start(folder, "recover.retries=1", "recover.freq_steps=null", "recover.freq_secs=null") as run:
+        for life in (1, 2):
+            while len(lives_of(folder)) < life if folder.exists() else True:
+                assert run.poll() is None
+                time.sleep(0.1)
+            pid = kill("rank-0", folder)
+        _, stderr = run.communicate(timeout=SOON_S)
+    assert run.returncode == 1
+    assert f"rank-0 (pid {pid})" in stderr
+    assert members(folder) == []
+
+
 def test_a_server_that_is_killed_comes_back_with_the_current_weights_and_the_run_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with start(folder) as run:
         wait_for("[train] step=1 ", folder, run)
-        pid = json.loads((folder / "processes" / "server-0.ready.json").read_text())["pid"]
-        os.kill(pid, signal.SIGKILL)
+        pid = kill("server-0", folder)
         wait_for(f"server-0 (pid {pid}) was killed by signal 9", folder, run)
         wait_for(" and is used again", folder, run)
         assert pid not in members(folder)

@@ -19,5 +19,6 @@ def test_ten_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     assert not report.violations, report.text() + "\n" + "\n".join(report.violations)
     assert report.kills >= 10
     assert report.kinds.keys() == set(KINDS)
+    assert 0 < report.by_itself < report.lives - 1, "some lives begin by themselves, others by the command"
     assert report.done["steps"] > 0
     assert report.done["answers read"] > 0

@@ -59,7 +59,7 @@ def test_two_ranks_train_as_one_and_a_killed_one_is_the_reason_and_costs_nothing
     for folder in (one, two):
         hold(folder, None)
     finish(start(one, *RUN, "actor.backend=fsdp:d1"))
-    first = start(two, *RUN, "actor.backend=fsdp:d2")
+    first = start(two, *RUN, "actor.backend=fsdp:d2", "recover.retries=0")
     pid = kill_in_the_middle(two, 2)
     _, said = first.communicate(timeout=400)
     assert first.returncode == 1

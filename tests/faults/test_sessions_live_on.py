@@ -27,6 +27,7 @@ from areal.base.types import Interaction, Session
 from areal.web.auth import SessionKeys
 from tests.examples.service import run
 from tests.faults.service import ADMIN, Service, until
+from tests.faults.target import READY, wait_for
 
 SCRIPT = [
     {"when": "slowly", "pieces": [f"w{n} " for n in range(30)] + ["<|im_end|>"], "delay_ms": 50},
@@ -316,8 +317,16 @@ def test_an_idle_session_is_exported_or_counted_also_when_its_worker_is_gone(tmp
         assert service.read(lambda store: store.training.counts()).running == 0
 
 
-def test_a_run_that_a_dead_worker_ended_is_started_again_and_its_sessions_go_on(tmp_path: Path) -> None:
-    with run(tmp_path, "own_agent/config.yaml", script=SCRIPT) as first:
+def kill_worker(folder: Path) -> int:
+    pid = json.loads((folder / "processes" / "worker-0.ready.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    return int(pid)
+
+
+def test_a_run_whose_worker_died_begins_again_by_itself_and_then_by_its_command_and_its_sessions_go_on(
+    tmp_path: Path,
+) -> None:
+    with run(tmp_path, "own_agent/config.yaml", "recover.retries=1", script=SCRIPT) as first:
         started = requests.post(
             f"{first.url}/rl/start_session",
             json={"task_id": "long-lived"},
@@ -326,8 +335,10 @@ def test_a_run_that_a_dead_worker_ended_is_started_again_and_its_sessions_go_on(
         ).json()
         with OpenAI(base_url=f"{first.url}/v1", api_key=started["api_key"]) as sdk:
             text = sdk.chat.completions.create(model="default", messages=said("2+2?")).choices[0].message.content
-        pid = json.loads((first.folder / "processes" / "worker-0.ready.json").read_text())["pid"]
-        os.kill(pid, signal.SIGKILL)
+            kill_worker(first.folder)
+            wait_for(lambda: (first.folder / "logs" / "train.log").read_text().count(READY) == 2, "its next life")
+            sdk.chat.completions.create(model="default", messages=said("2+2?", text, "sure?"))  # where it was
+        pid = kill_worker(first.folder)
         output, _ = first.process.communicate(timeout=120)
         assert first.process.returncode == 1
         assert f"worker-0 (pid {pid})" in output
@@ -336,5 +347,5 @@ def test_a_run_that_a_dead_worker_ended_is_started_again_and_its_sessions_go_on(
             sdk.chat.completions.create(model="default", messages=said("2+2?", text, "sure?"))
         [(summary, recorded)] = again.sessions()
         assert summary.session.ending is None
-        assert recorded[1].token_parent == recorded[0].id
+        assert [one.token_parent for one in recorded] == [None, recorded[0].id, recorded[0].id]
         again.stop()

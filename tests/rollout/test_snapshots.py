@@ -18,6 +18,7 @@ from areal.base.errors import CheckpointError, ConfigError
 from areal.base.types import Version
 from areal.cluster.run_folder import RunFolder
 from areal.config.load import resolve as resolve_config
+from areal.config.run import RecoverConfig
 from areal.engine.checkpoint_files import (
     ADAPTER,
     FORMAT,
@@ -32,7 +33,7 @@ from areal.engine.checkpoint_files import (
     write_mark,
 )
 from areal.models.fetch import resolve
-from areal.rollout.recovery import check_store, newest_good, take_up
+from areal.rollout.recovery import Lives, check_store, newest_good, take_up
 from areal.rollout.snapshots import Purpose, Schedule, Snapshots, prune
 from areal.store import open_store, store_url
 from areal.weights.tensor_file import write_tensor_file
@@ -286,6 +287,20 @@ def test_all_models_are_kept_where_nobody_says_how_many_and_the_one_in_use_alway
     prune(tmp_path, keep=None, in_use=tmp_path / "step-000002")
     assert [found.step for found in checkpoints(tmp_path)] == [6, 5, 3, 2, 1]
     assert [found.step for found in checkpoints(tmp_path) if read_mark(found.path).resumable] == [6, 5]
+
+
+def test_a_newer_recovery_state_gives_all_retries_back_and_nothing_else_does(tmp_path: Path) -> None:
+    folder_of(tmp_path / "step-000004", 4)
+    lives = Lives(RecoverConfig(retries=2), tmp_path)
+    assert [lives.again(), str(lives)] == [True, "1 of 2 (recover.retries)"]
+    folder_of(tmp_path / "step-000006", 6)
+    assert [lives.again(), str(lives)] == [True, "1 of 2 (recover.retries)"]
+    folder_of(tmp_path / "step-000008", 8, full=False)  # a mere model
+    (folder_of(tmp_path / "step-000009", 9) / "config.json").write_text("{")  # not whole
+    assert [lives.again(), str(lives)] == [True, "2 of 2 (recover.retries)"]
+    assert not lives.again()
+    for never in (RecoverConfig(retries=0), RecoverConfig(mode="off")):
+        assert not Lives(never, tmp_path / "absent").again()
 
 
 def test_T081_a_resume_passes_over_what_is_not_whole_says_so_and_sets_it_aside(

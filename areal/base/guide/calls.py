@@ -133,7 +133,7 @@ CALLS: tuple[Situation, ...] = (
         "worker …, which holds this session, is not reachable; check that the service runs, then retry: its sessions are kept and taken up "
         "again",
         "The rollout worker has ended or hangs.",
-        "Look at the end of the run's `train.log` and `worker-0.log`. Sessions are in the store; the same command goes on from there.",
+        "Look at the end of the run's `train.log` and `worker-0.log`. A worker that died is in the log, and the run has begun again by itself; where it has ended, the same command goes on. Sessions are in the store.",
     ),
     Situation(
         "channel-key",
