@@ -30,7 +30,7 @@ from tests.faults.evidence import NOTHING, Checkpoint, Held, checkpoints, read_h
 from tests.faults.journal import Seen, read
 from tests.faults.moments import MOMENTS, STARTING, Kill, Watch, plan
 from tests.faults.service import ADMIN
-from tests.faults.target import BACK, GROUPS, LAG, READY, ROOT, SOON_S, Target, kill_at_once, wait_for
+from tests.faults.target import AGAIN, BACK, GROUPS, LAG, READY, ROOT, SOON_S, Target, kill_at_once, wait_for
 
 Say = Callable[[str], None]
 STARTING_S = 9.0  # a kill during the start comes within so long
@@ -118,7 +118,7 @@ class Campaign:
     def _start(self) -> None:
         if self.random.random() < 0.4:
             self.target.stand(self.target.gateway is None)
-        self.target.retries = self.random.choice((0, 3))
+        self.target.retries = 0 if self.target.retries else 3  # every second command
         self.started_at = time.time()
         self.target.start()
         self.report.lives += 1
@@ -151,13 +151,13 @@ class Campaign:
         if self.target.ended:
             self._found([f"the run ended by itself: {self.target.until_ended()[1][-2000:]}"], "between two kills")
             return self._up()
-        back, ups = self.target.logged(BACK), self.target.logged(READY)
+        back, ups, again = (self.target.logged(what) for what in (BACK, READY, AGAIN))
         kill_at_once(pids)
         where = self._count(victims, moment if came else "soon")
         if "gateway" in victims and self.target.gateway is not None:
             self.target.restart_gateway()
         if any(self.target.ends_without(victim) for victim in victims):
-            if self.target.retries and "controller" not in victims and self._begins_again(victims, where, ups):
+            if self.target.retries and "controller" not in victims and self._begins_again(where, ups, again):
                 return None
             self._dead(victims, where)
             return self._up()
@@ -166,9 +166,12 @@ class Campaign:
             return self._up()
         self._look(where)
 
-    def _begins_again(self, victims: list[str], where: str, ups: int) -> bool:
-        """By itself; False where it ended, because it had not been wholly up. ups: how often it has been reached since its command."""
+    def _begins_again(self, where: str, ups: int, again: int) -> bool:
+        """By itself; False where it ended, because it had not been wholly up. ups, again: how often it has been reached, and begun again, since
+        its command."""
         before, saved, complete = self.before, self.saved, set(checkpoints(self.target.run))
+        if not self.target.until_begun_again(again):
+            return False
         self.started_at = time.time()
         if not self.target.until_ready(ups):
             return False

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("gateway", "worker", "server", "rank", "controller")
 READY = "Proxy gateway available at "
 BACK = " and is used again"
+AGAIN = "The run begins again from"  # every process of the life before has ended
 GROUPS, SAMPLES, SAVED_EVERY, LAG = 2, 2, 2, 4
 SOON_S = 180.0  # generous: the machine may be busy; what is tested is that nothing hangs
 CONFIG = [
@@ -89,6 +90,11 @@ class Target:
         """Wait until clients reach it, more often than `before` since the command; False if it ended first."""
         wait_for(lambda: self.logged(READY) > before or self.ended, "its start")
         return not self.ended
+
+    def until_begun_again(self, before: int) -> bool:
+        """Wait until it has begun again by itself more often than `before`; False if it ended instead."""
+        wait_for(lambda: self.logged(AGAIN) > before or self.ended, "the end of a life")
+        return self.logged(AGAIN) > before
 
     def until_server_back(self, before: int) -> bool:
         """Wait until its inference server has come back more often than `before`; False if the run ended first."""
