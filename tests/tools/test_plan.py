@@ -107,7 +107,7 @@ def test_what_is_no_model_is_one_line(
         (["--layout", "archon:t2"], "t of 1 or 3 fits"),
         (["--layout", "archon:d2e2"], "e2 splits experts, and it has none; leave e out"),
         (["--layout", "archon:p31"], "p of up to 30 fits"),
-        (["--layout", "fsdp:d2t3"], "along t and e is not planned; archon:d2t3e1 is"),
+        (["--layout", "fsdp:d2t3e3"], "along t and e is not planned; archon:d2t3 is"),
         (["--layout", "archon:d2097152"], "1048576 of one net is the most"),
         (["--layout", "fsdp:d2", "--gpus", "4"], "takes 2 devices, --gpus says 4"),
         (["--layout", "archon:(attn:d2|ffn:t2)"], "splits experts, and it has none"),

@@ -103,7 +103,8 @@ def exchanges_heads(shape: Shape, spec: BackendSpec) -> bool:
 
 def _cut_wrongly(spec: BackendSpec, shape: Shape) -> list[str]:
     if spec.name == "fsdp":
-        said = f"{spec}: what a family of transformers costs along t and e is not planned; archon:d{spec.d}t{spec.t}e{spec.e} is"
+        planned = f"archon:d{spec.d}t{spec.t}" + (f"e{spec.e}" if shape.experts else "")
+        said = f"{spec}: what a family of transformers costs along t and e is not planned; {planned} is"
         return [said] if spec.t * spec.e > 1 else []
     try:
         check_fits(spec, shape.config)
