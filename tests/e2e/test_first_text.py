@@ -8,7 +8,6 @@ service runs for all tests of this file; each makes sessions of its own.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -27,7 +26,9 @@ from areal.base.metrics import read_metrics
 from areal.config.load import resolve
 from areal.config.rollout import AgentConfig
 from areal.config.startable import why_not
+from tests.books import balanced
 from tests.e2e.running import ROOT, Running, environment, service, typed
+from tests.faults.target import READY, wait_for
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -404,9 +405,10 @@ def test_its_limits_are_said_in_its_own_words() -> None:
     assert "online mode needs the local or slurm scheduler" in said
 
 
-def test_error_502_an_unreachable_worker_and_the_run_says_what_died(gateway: Gateway) -> None:
+def test_error_502_an_unreachable_worker_and_the_run_says_what_died_and_begins_again(gateway: Gateway) -> None:
     """Last, because it ends the service: the worker dies while the controller cannot notice it yet."""
     key = gateway.key("orphan")
+    assert gateway.trained() > 0
     tree = psutil.Process(gateway.run.process.pid).children(recursive=True)
     worker = next(one for one in tree if "areal.rollout.worker" in one.cmdline())
     controller = worker.parent()
@@ -420,12 +422,21 @@ def test_error_502_an_unreachable_worker_and_the_run_says_what_died(gateway: Gat
         assert "run" in refused.error
     finally:
         controller.send_signal(signal.SIGCONT)
-    assert gateway.run.end() != 0
-    assert "worker-0" in gateway.run.output.read_text()
-    table = read_metrics(gateway.run.log.parent / "metrics.jsonl")
-    assert len(table.series("train/loss").values) == gateway.trained() > 0
+    before, _, _ = gateway.run.text("The run begins again from its last recovery state: 1 of 3").partition(
+        "begins again"
+    )
+    assert f"worker-0 (pid {worker.pid}) was killed by signal 9" in before
+    wait_for(lambda: READY in gateway.run.log.read_text().partition("begins again")[2], "its next life")
+    assert gateway.chat(key).status == 200, "under the same key, where it was"
+    tree += controller.children(recursive=True)
+    controller.send_signal(signal.SIGTERM)
+    assert gateway.run.end() == 0
+    folder = gateway.run.log.parent.parent
+    assert balanced(folder).state == "stopped"
+    table = read_metrics(folder / "logs" / "metrics.jsonl")
+    assert len(table.series("train/loss").values) == balanced(folder).steps
     gone = script("set_reward.py", gateway.url, "--api-key", key)
     assert gone.returncode == 1
     assert situation("gateway-unreachable").said_in(gone.stderr)
     assert not [one for one in tree if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    assert os.path.exists(gateway.run.log.parent.parent / "store.sqlite")
+    assert (folder / "store.sqlite").exists()
